@@ -1,0 +1,46 @@
+//! What developers and CI run beside `cargo`: `cargo xtask --help`.
+
+mod deps;
+mod r#gen;
+mod images;
+mod sbom;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", about = "Tasks of this repository")]
+struct Arguments {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Debug, Subcommand)]
+enum Task {
+    /// Check who depends on whom, and that versions and lints come from the workspace
+    Deps,
+    /// Write the generated files
+    Gen {
+        /// Write nothing; fail if a file is stale
+        #[arg(long)]
+        check: bool,
+    },
+    /// Build the static binaries and write one image for each
+    Images(images::Arguments),
+}
+
+fn main() -> ExitCode {
+    let done = match Arguments::parse().task {
+        Task::Deps => deps::run(),
+        Task::Gen { check } => r#gen::run(check),
+        Task::Images(arguments) => images::run(&arguments),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
