@@ -1,0 +1,43 @@
+//! The `cobalt` command.
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use tracing_subscriber::EnvFilter;
+
+/// CobaltCore: virtual machines at data-centre scale.
+#[derive(Debug, Parser)]
+#[command(name = "cobalt", version, propagate_version = true)]
+struct Cobalt {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// A real region on this machine.
+    Lab(cobalt_lab::cli::LabArgs),
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let filter = EnvFilter::try_from_env("COBALT_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .init();
+    if rustls::crypto::ring::default_provider()
+        .install_default()
+        .is_err()
+    {
+        tracing::warn!("a TLS provider was installed already");
+    }
+    let Command::Lab(arguments) = Cobalt::parse().command;
+    match cobalt_lab::cli::run(arguments).await {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,477 @@
+//! A node: a real small machine in namespaces of its own, with systemd as pid 1.
+//!
+//! Its root is an overlay of the shared Debian tree and a directory of its own; `/var` is a
+//! plain directory, because containerd cannot put its overlays on an overlay. This module is
+//! the node's power supply: it boots it, sees how it ended, and boots it again after a reboot.
+//!
+//! ```text
+//!        boot                     pid 1 ends with SIGHUP (reboot)
+//!  Off ---------> On ---------------------------------------------> On, new boot id
+//!   ^              |  SIGINT (power-off), anything else (crash, power loss)
+//!   +--------------+
+//! ```
+
+pub mod files;
+pub mod stage;
+
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail};
+use serde::{Deserialize, Serialize};
+use tokio::process::{Child, Command};
+use tokio::sync::{mpsc, oneshot, watch};
+
+use crate::cgroup::Layout;
+use crate::command::patience;
+use crate::net::NodeLink;
+use crate::process::{MARK, children, kill, open_log};
+
+/// Everything that the stages of a boot need; they read it from a file.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeSpec {
+    /// The lab's id.
+    pub lab: String,
+    /// The node's name, also its hostname.
+    pub name: String,
+    /// The node's directory.
+    pub dir: PathBuf,
+    /// The shared root file system.
+    pub tree: PathBuf,
+    /// The Kubernetes programs.
+    pub bin: PathBuf,
+    /// The cluster's volumes, seen by every node at the same path.
+    pub volumes: PathBuf,
+    /// This program, for the stages of a boot.
+    pub exe: PathBuf,
+    /// The machine's serial number, so to speak: machine-id and more derive from it.
+    pub uuid: String,
+    /// New at each boot.
+    pub boot_id: String,
+    /// The name of its control group.
+    pub group: String,
+    /// The machine's control groups.
+    pub layout: Layout,
+    /// Its network.
+    pub link: NodeLink,
+}
+
+impl NodeSpec {
+    fn file(&self) -> PathBuf {
+        self.dir.join("spec.json")
+    }
+}
+
+/// What a person can do to a node's power.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Power {
+    /// Switch it on.
+    On,
+    /// Shut it down in an orderly way and leave it off.
+    Off,
+    /// Shut it down in an orderly way and start it again.
+    Reboot,
+    /// Pull the plug.
+    Loss,
+}
+
+/// What is known of a node.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Observed {
+    /// Whether it has power.
+    pub on: bool,
+    /// How often it has booted.
+    pub boots: u32,
+    /// The id of the current or last boot.
+    pub boot_id: String,
+    /// How it ended last: `off`, `reboot` or `crash`.
+    pub last_end: Option<String>,
+    /// Whether its cable is pulled.
+    pub cut: bool,
+    /// Whether its processes are stopped.
+    pub frozen: bool,
+    /// The machine's process that carries it; its only child is the node's pid 1.
+    pub carrier: Option<u32>,
+}
+
+#[derive(Debug)]
+enum Order {
+    Power(Power, oneshot::Sender<Result<()>>),
+    Cut(bool, oneshot::Sender<Result<()>>),
+    Freeze(bool, oneshot::Sender<Result<()>>),
+}
+
+/// The switchboard of one node.
+#[derive(Debug)]
+pub struct Node {
+    /// What it is made of; `boot_id` is that of the first boot.
+    pub spec: NodeSpec,
+    orders: mpsc::Sender<Order>,
+    observed: watch::Receiver<Observed>,
+}
+
+impl Node {
+    /// Makes the power supply; the node is still off.
+    pub fn new(spec: NodeSpec) -> (Self, impl Future<Output = ()> + Send + 'static) {
+        let (orders, inbox) = mpsc::channel(16);
+        let (publish, observed) = watch::channel(Observed {
+            on: false,
+            boots: 0,
+            boot_id: spec.boot_id.clone(),
+            last_end: None,
+            cut: false,
+            frozen: false,
+            carrier: None,
+        });
+        let supply = Supply {
+            spec: spec.clone(),
+            publish,
+            child: None,
+            waiting: Vec::new(),
+        };
+        (
+            Self {
+                spec,
+                orders,
+                observed,
+            },
+            supply.run(inbox),
+        )
+    }
+
+    /// What is known of it now.
+    pub fn observed(&self) -> Observed {
+        self.observed.borrow().clone()
+    }
+
+    /// Changes its power; returns when the change has happened (a boot has begun, the machine
+    /// is off), not when the node is Ready.
+    pub async fn power(&self, power: Power) -> Result<()> {
+        let (answer, result) = oneshot::channel();
+        self.orders
+            .send(Order::Power(power, answer))
+            .await
+            .map_err(|_| gone())?;
+        let deadline = patience(Duration::from_secs(180));
+        tokio::time::timeout(deadline, result)
+            .await
+            .with_context(|| format!("{} did not follow within {deadline:?}", self.spec.name))?
+            .map_err(|_| gone())?
+    }
+
+    /// Pulls or reconnects its network cable.
+    pub async fn cut(&self, cut: bool) -> Result<()> {
+        let (answer, result) = oneshot::channel();
+        self.orders
+            .send(Order::Cut(cut, answer))
+            .await
+            .map_err(|_| gone())?;
+        result.await.map_err(|_| gone())?
+    }
+
+    /// Stops or continues all its processes.
+    pub async fn freeze(&self, frozen: bool) -> Result<()> {
+        let (answer, result) = oneshot::channel();
+        self.orders
+            .send(Order::Freeze(frozen, answer))
+            .await
+            .map_err(|_| gone())?;
+        result.await.map_err(|_| gone())?
+    }
+}
+
+fn gone() -> anyhow::Error {
+    anyhow!("the lab is going down")
+}
+
+/// The process id of a node's pid 1 as the machine sees it.
+pub fn pid_one(name: &str, observed: &Observed) -> Result<u32> {
+    let carrier = observed
+        .carrier
+        .filter(|_| observed.on)
+        .with_context(|| format!("{name} is off; `cobalt lab power on {name}` switches it on"))?;
+    children(carrier)
+        .first()
+        .copied()
+        .with_context(|| format!("{name} has only begun to boot"))
+}
+
+/// A command that runs a program inside a node. A forking nsenter would keep the node from ever
+/// ending (systemd-shutdown stops all processes, and the fork waits for a stopped child), and a
+/// plain exec would leave the program without a parent that collects it: hence the shell.
+pub fn enter(pid_one: u32, arguments: &[String]) -> Vec<String> {
+    let pid = pid_one.to_string();
+    let mut command: Vec<String> = [
+        "nsenter",
+        "-F",
+        "-t",
+        &pid,
+        "-a",
+        "env",
+        "-i",
+        "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/kubernetes",
+        "HOME=/root",
+        "LANG=C.UTF-8",
+        "container=lab",
+    ]
+    .map(ToOwned::to_owned)
+    .to_vec();
+    command.push(format!(
+        "TERM={}",
+        std::env::var("TERM").unwrap_or_else(|_| "dumb".into())
+    ));
+    command.extend(["sh", "-c", "\"$@\"; exit $?", "sh"].map(ToOwned::to_owned));
+    command.extend_from_slice(arguments);
+    command
+}
+
+/// The task behind a [`Node`].
+struct Supply {
+    spec: NodeSpec,
+    publish: watch::Sender<Observed>,
+    child: Option<Child>,
+    /// Who waits for the node to end, and whether it shall boot again then.
+    waiting: Vec<(Power, oneshot::Sender<Result<()>>)>,
+}
+
+impl Supply {
+    async fn run(mut self, mut inbox: mpsc::Receiver<Order>) {
+        loop {
+            let ended = async {
+                match &mut self.child {
+                    Some(child) => child.wait().await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                order = inbox.recv() => match order {
+                    Some(order) => self.follow(order).await,
+                    None => return,
+                },
+                status = ended => self.ended(status.ok()).await,
+            }
+        }
+    }
+
+    async fn follow(&mut self, order: Order) {
+        // A caller that has gone away does not change what happens to the node.
+        match order {
+            Order::Power(power, answer) => {
+                match self.begin(power).await {
+                    Ok(true) => self.waiting.push((power, answer)),
+                    Ok(false) => drop(answer.send(Ok(()))),
+                    Err(error) => drop(answer.send(Err(error))),
+                };
+            }
+            Order::Cut(cut, answer) => {
+                let result = if self.child.is_some() {
+                    self.spec.link.set_carrier(!cut).await
+                } else {
+                    Ok(())
+                };
+                if result.is_ok() {
+                    self.publish.send_modify(|observed| observed.cut = cut);
+                }
+                drop(answer.send(result));
+            }
+            Order::Freeze(frozen, answer) => {
+                let result = if self.child.is_some() {
+                    self.spec.layout.freeze(&self.spec.group, frozen)
+                } else {
+                    Err(anyhow!("{} is off", self.spec.name))
+                };
+                if result.is_ok() {
+                    self.publish
+                        .send_modify(|observed| observed.frozen = frozen);
+                }
+                drop(answer.send(result));
+            }
+        }
+    }
+
+    /// Starts a change; true when it is complete only once the node has ended.
+    async fn begin(&mut self, power: Power) -> Result<bool> {
+        let on = self.child.is_some();
+        match power {
+            Power::On if on => Ok(false),
+            Power::On => self.boot().await.map(|()| false),
+            Power::Off | Power::Loss if !on => Ok(false),
+            Power::Reboot if !on => {
+                bail!(
+                    "{0} is off; `cobalt lab power on {0}` switches it on",
+                    self.spec.name
+                )
+            }
+            Power::Loss => {
+                self.thaw();
+                let observed = self.publish.borrow().clone();
+                kill(pid_one(&self.spec.name, &observed)?);
+                Ok(true)
+            }
+            Power::Off => self.systemctl("poweroff").map(|()| true),
+            Power::Reboot => self.systemctl("reboot").map(|()| true),
+        }
+    }
+
+    /// A stopped process takes no signal, not even the last one.
+    fn thaw(&self) {
+        if self.publish.borrow().frozen && self.spec.layout.freeze(&self.spec.group, false).is_ok()
+        {
+            self.publish.send_modify(|observed| observed.frozen = false);
+        }
+    }
+
+    /// Asks the node's systemd. The answer is the end of the node.
+    fn systemctl(&self, verb: &str) -> Result<()> {
+        let observed = self.publish.borrow().clone();
+        let command = enter(
+            pid_one(&self.spec.name, &observed)?,
+            &[
+                "systemctl".to_owned(),
+                "--no-block".to_owned(),
+                verb.to_owned(),
+            ],
+        );
+        let (program, arguments) = command.split_first().context("an empty command")?;
+        let mut child = Command::new(program)
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(open_log(&self.spec.dir.join("console.log"))?)
+            .spawn()
+            .context("failed to start nsenter")?;
+        // Collects the process; it ends with the node at the latest.
+        drop(tokio::spawn(async move { child.wait().await }));
+        Ok(())
+    }
+
+    async fn boot(&mut self) -> Result<()> {
+        self.spec.boot_id = new_uuid()?;
+        let spec = serde_json::to_vec(&self.spec).context("failed to encode the node")?;
+        crate::paths::write_atomic(&self.spec.file(), &spec)?;
+        self.spec.layout.prepare(&self.spec.group).await?;
+        self.spec.link.unplug().await;
+        self.spec.link.plug().await?;
+        if self.publish.borrow().cut {
+            self.spec.link.set_carrier(false).await?;
+        }
+        let log = open_log(&self.spec.dir.join("console.log"))?;
+        let mut command = Vec::new();
+        if matches!(self.spec.layout, Layout::V2 { systemd: true, .. }) {
+            let unit = format!("--unit={}", self.spec.group);
+            command.extend(
+                [
+                    "systemd-run",
+                    "--quiet",
+                    "--collect",
+                    "--scope",
+                    &unit,
+                    // Without a description the command line becomes it, and systemd cannot
+                    // read that back at its next reload.
+                    "--description=a node of a lab",
+                    "--property=Delegate=yes",
+                    "--property=KillSignal=SIGKILL",
+                    "--property=TasksMax=infinity",
+                ]
+                .map(ToOwned::to_owned),
+            );
+        }
+        command.push(self.spec.exe.to_string_lossy().into_owned());
+        command.extend(["lab", "node-stage", "enter"].map(ToOwned::to_owned));
+        command.push(self.spec.file().to_string_lossy().into_owned());
+        let (program, arguments) = command.split_first().context("an empty command")?;
+        let child = Command::new(program)
+            .args(arguments)
+            .env(MARK, &self.spec.lab)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().context("failed to share a log")?)
+            .stderr(log)
+            .process_group(0)
+            .kill_on_drop(true)
+            .spawn()
+            .with_context(|| format!("failed to boot {}", self.spec.name))?;
+        self.publish.send_modify(|observed| {
+            observed.on = true;
+            observed.boots += 1;
+            observed.boot_id.clone_from(&self.spec.boot_id);
+            observed.carrier = child.id();
+            observed.frozen = false;
+        });
+        self.child = Some(child);
+        Ok(())
+    }
+
+    async fn ended(&mut self, status: Option<ExitStatus>) {
+        self.child = None;
+        let end = status.map_or("crash", how_it_ended);
+        self.publish.send_modify(|observed| {
+            observed.on = false;
+            observed.carrier = None;
+            observed.last_end = Some(end.to_owned());
+        });
+        self.spec.link.unplug().await;
+        let mut result = self.spec.layout.remove(&self.spec.group).await;
+        let rebooting = end == "reboot"
+            || (end == "off"
+                && self
+                    .waiting
+                    .iter()
+                    .any(|(power, _)| *power == Power::Reboot));
+        if rebooting && result.is_ok() {
+            result = self.boot().await;
+        }
+        if let Err(error) = &result {
+            tracing::error!(
+                node = self.spec.name,
+                error = format!("{error:#}"),
+                "node is stuck"
+            );
+        }
+        for (_, answer) in self.waiting.drain(..) {
+            let copy = match &result {
+                Ok(()) => Ok(()),
+                Err(error) => Err(anyhow!("{error:#}")),
+            };
+            drop(answer.send(copy));
+        }
+    }
+}
+
+/// reboot(2) in a pid namespace ends its pid 1 with SIGHUP (reboot) or SIGINT (off, halt).
+fn how_it_ended(status: ExitStatus) -> &'static str {
+    match (status.signal(), status.code()) {
+        (Some(1), _) | (_, Some(129)) => "reboot",
+        (Some(2), _) | (_, Some(130)) => "off",
+        _ => "crash",
+    }
+}
+
+/// A random id from the kernel.
+pub fn new_uuid() -> Result<String> {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/uuid")
+        .context("failed to read a random id from the kernel")?;
+    Ok(text.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_pid_one_tells_what_happened() {
+        for (raw, end) in [
+            (1, "reboot"),
+            (2, "off"),
+            (9, "crash"),
+            (129 << 8, "reboot"),
+            (0, "crash"),
+        ] {
+            assert_eq!(how_it_ended(ExitStatus::from_raw(raw)), end, "{raw}");
+        }
+    }
+}

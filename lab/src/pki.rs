@@ -1,0 +1,206 @@
+//! Certificates, keys and kubeconfigs of one cluster. They live as long as the lab.
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa,
+    KeyPair, KeyUsagePurpose, SanType,
+};
+use serde_json::json;
+
+/// The certificate authorities of a cluster and the directory of its files.
+#[derive(Debug)]
+pub struct Pki {
+    dir: PathBuf,
+    ca: CertifiedIssuer<'static, KeyPair>,
+}
+
+/// A certificate and its key, as PEM.
+#[derive(Debug)]
+pub struct Identity {
+    /// The certificate.
+    pub certificate: String,
+    /// Its private key.
+    pub key: String,
+}
+
+impl Pki {
+    /// Makes everything that the control plane needs.
+    pub fn create(dir: &Path, api_addresses: &[IpAddr]) -> Result<Self> {
+        std::fs::create_dir_all(dir)
+            .with_context(|| format!("failed to make {}", dir.display()))?;
+        let ca = authority("kubernetes")?;
+        let front = authority("front-proxy")?;
+        let pki = Self {
+            dir: dir.to_owned(),
+            ca,
+        };
+        pki.write("ca.crt", &pki.ca.pem())?;
+        pki.write("ca.key", &pki.ca.key().serialize_pem())?;
+        pki.write("front-ca.crt", &front.pem())?;
+        pki.save("front-client", &issue(&front, "front-proxy", None, &[])?)?;
+
+        let accounts = KeyPair::generate()?;
+        pki.write("service-accounts.key", &accounts.serialize_pem())?;
+        pki.write("service-accounts.pub", &accounts.public_key_pem())?;
+
+        let mut names: Vec<SanType> = api_addresses
+            .iter()
+            .copied()
+            .map(SanType::IpAddress)
+            .collect();
+        for name in [
+            "localhost",
+            "kubernetes",
+            "kubernetes.default",
+            "kubernetes.default.svc",
+            "kubernetes.default.svc.cluster.local",
+        ] {
+            names.push(SanType::DnsName(name.try_into()?));
+        }
+        pki.save(
+            "apiserver",
+            &issue(&pki.ca, "kube-apiserver", None, &names)?,
+        )?;
+        pki.save(
+            "apiserver-kubelet-client",
+            &pki.client("kube-apiserver", "system:masters")?,
+        )?;
+        Ok(pki)
+    }
+
+    /// A client certificate for a user in a group.
+    pub fn client(&self, user: &str, group: &str) -> Result<Identity> {
+        issue(&self.ca, user, Some(group), &[])
+    }
+
+    /// The certificate of a kubelet: it serves with it and is the node's identity.
+    pub fn node(&self, name: &str, address: IpAddr) -> Result<Identity> {
+        let names = [
+            SanType::DnsName(name.try_into()?),
+            SanType::IpAddress(address),
+        ];
+        issue(
+            &self.ca,
+            &format!("system:node:{name}"),
+            Some("system:nodes"),
+            &names,
+        )
+    }
+
+    /// The certificate of the cluster's authority.
+    pub fn ca_certificate(&self) -> String {
+        self.ca.pem()
+    }
+
+    /// A kubeconfig that carries its credentials, so that it works wherever it is copied to.
+    pub fn kubeconfig(&self, cluster: &str, server: &str, identity: &Identity) -> String {
+        json!({
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": cluster,
+            "clusters": [{ "name": cluster, "cluster": {
+                "server": server,
+                "certificate-authority-data": base64(&self.ca.pem()),
+            }}],
+            "users": [{ "name": cluster, "user": {
+                "client-certificate-data": base64(&identity.certificate),
+                "client-key-data": base64(&identity.key),
+            }}],
+            "contexts": [{ "name": cluster, "context": { "cluster": cluster, "user": cluster }}],
+        })
+        .to_string()
+    }
+
+    /// Writes a kubeconfig for a component and returns its path.
+    pub fn component(&self, cluster: &str, server: &str, user: &str) -> Result<PathBuf> {
+        let config = self.kubeconfig(cluster, server, &self.client(user, "")?);
+        let name = format!("{}.conf", user.trim_start_matches("system:"));
+        self.write(&name, &config)?;
+        Ok(self.dir.join(name))
+    }
+
+    /// The path of a file.
+    pub fn path(&self, name: &str) -> String {
+        self.dir.join(name).to_string_lossy().into_owned()
+    }
+
+    fn save(&self, name: &str, identity: &Identity) -> Result<()> {
+        self.write(&format!("{name}.crt"), &identity.certificate)?;
+        self.write(&format!("{name}.key"), &identity.key)
+    }
+
+    fn write(&self, name: &str, content: &str) -> Result<()> {
+        write_private(&self.dir.join(name), content)
+    }
+}
+
+/// Writes a file that only its owner can read.
+pub fn write_private(path: &Path, content: &str) -> Result<()> {
+    use std::io::Write;
+    use std::os::unix::fs::OpenOptionsExt;
+    std::fs::OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(path)
+        .and_then(|mut file| file.write_all(content.as_bytes()))
+        .with_context(|| format!("failed to write {}", path.display()))
+}
+
+fn authority(name: &str) -> Result<CertifiedIssuer<'static, KeyPair>> {
+    let mut params = CertificateParams::new(Vec::new())?;
+    params.distinguished_name.push(DnType::CommonName, name);
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    params.key_usages = vec![
+        KeyUsagePurpose::KeyCertSign,
+        KeyUsagePurpose::CrlSign,
+        KeyUsagePurpose::DigitalSignature,
+    ];
+    validity(&mut params);
+    Ok(CertifiedIssuer::self_signed(params, KeyPair::generate()?)?)
+}
+
+fn issue(
+    issuer: &CertifiedIssuer<'static, KeyPair>,
+    user: &str,
+    group: Option<&str>,
+    names: &[SanType],
+) -> Result<Identity> {
+    let mut params = CertificateParams::new(Vec::new())?;
+    params.subject_alt_names = names.to_vec();
+    params.distinguished_name.push(DnType::CommonName, user);
+    if let Some(group) = group.filter(|group| !group.is_empty()) {
+        params
+            .distinguished_name
+            .push(DnType::OrganizationName, group);
+    }
+    params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    params.extended_key_usages = vec![
+        ExtendedKeyUsagePurpose::ServerAuth,
+        ExtendedKeyUsagePurpose::ClientAuth,
+    ];
+    params.use_authority_key_identifier_extension = true;
+    validity(&mut params);
+    let key = KeyPair::generate()?;
+    let certificate = params.signed_by(&key, issuer)?;
+    Ok(Identity {
+        certificate: certificate.pem(),
+        key: key.serialize_pem(),
+    })
+}
+
+/// From yesterday, for clocks that are a little off, for a year: longer than any lab lives.
+fn validity(params: &mut CertificateParams) {
+    let now = time::OffsetDateTime::now_utc();
+    params.not_before = now - time::Duration::days(1);
+    params.not_after = now + time::Duration::days(365);
+}
+
+fn base64(text: &str) -> String {
+    use base64::Engine;
+    base64::engine::general_purpose::STANDARD.encode(text)
+}

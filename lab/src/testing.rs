@@ -1,0 +1,97 @@
+//! Labs for tests. Each ends with the process that uses it, however that ends.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use anyhow::{Context, Result};
+
+use crate::config::LabConfig;
+use crate::handle::Lab;
+use crate::paths::Paths;
+use crate::report::Report;
+use crate::{binaries, cluster, sweep};
+
+/// A real API server that tests share. They keep apart by names and namespaces.
+#[derive(Debug, Clone)]
+pub struct ApiServer {
+    /// Path of an admin kubeconfig.
+    pub kubeconfig: PathBuf,
+    /// Path of the directory with kubectl and helm.
+    pub bin: PathBuf,
+}
+
+impl ApiServer {
+    /// An admin client.
+    pub async fn client(&self) -> Result<kube::Client> {
+        cluster::client(&self.kubeconfig).await
+    }
+}
+
+/// The API server of this test run; the first caller starts it (about 5 s).
+///
+/// Under cargo it is shared by all test programs of the run and ends with cargo.
+pub async fn api_server() -> Result<ApiServer> {
+    install_crypto();
+    let paths = Paths::from_env()?;
+    let owner = run_owner();
+    let name = format!("test-{owner}");
+    std::fs::create_dir_all(&paths.labs).context("failed to make the labs' directory")?;
+    let _one_starts_it = {
+        let lock = paths.labs.join(format!(".{name}.lock"));
+        binaries::lock(lock, &Report::silent()).await?
+    };
+    let dir = paths.lab(&name);
+    let lab = if dir.is_dir() && sweep::is_alive(&dir) {
+        let lab = Lab::find(&paths, &name)?;
+        lab.ready(&Report::silent()).await?;
+        lab
+    } else {
+        let mut config = LabConfig::api_only(&name);
+        config.owner = Some(owner);
+        Lab::up(&paths, config, &program()?, &Report::silent()).await?
+    };
+    Ok(ApiServer {
+        kubeconfig: lab.kubeconfig(),
+        bin: lab.bin()?,
+    })
+}
+
+/// Starts a lab that ends with this process.
+pub async fn lab(mut config: LabConfig) -> Result<Lab> {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    install_crypto();
+    let number = COUNT.fetch_add(1, Ordering::Relaxed);
+    config.name = format!("{}-{}-{number}", config.name, std::process::id());
+    config.owner = Some(std::process::id());
+    Lab::up(&Paths::from_env()?, config, &program()?, &Report::stderr()).await
+}
+
+/// The `cobalt` program: beside the test programs in cargo's target directory.
+pub fn program() -> Result<PathBuf> {
+    if let Some(path) = std::env::var_os("COBALT") {
+        return Ok(path.into());
+    }
+    let test = std::env::current_exe().context("failed to find this program")?;
+    let program = test
+        .ancestors()
+        .skip(1)
+        .take(3)
+        .map(|dir| dir.join("cobalt"))
+        .find(|path| path.is_file());
+    program.context("the program `cobalt` is not built: `make test` builds it, or `cargo build`")
+}
+
+/// cargo, when it runs this test; else this process.
+fn run_owner() -> u32 {
+    let parent = rustix::process::getppid().map_or(0, |pid| pid.as_raw_nonzero().get());
+    let name = std::fs::read_to_string(format!("/proc/{parent}/comm")).unwrap_or_default();
+    match u32::try_from(parent) {
+        Ok(parent) if name.trim().starts_with("cargo") => parent,
+        _ => std::process::id(),
+    }
+}
+
+/// TLS needs a provider; a second installation is refused and harmless.
+fn install_crypto() {
+    drop(rustls::crypto::ring::default_provider().install_default());
+}
