@@ -1,0 +1,84 @@
+# CobaltCore. `make help` lists the targets.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+COBALT := target/debug/cobalt
+TOOLS := $(or $(COBALT_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/cobalt)/tools
+DENY_VERSION := 0.20.2
+NODES ?= 3
+
+.PHONY: help
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: up
+up: build ## Start a region on this machine (first time: about 15 minutes)
+	$(COBALT) lab up --nodes $(NODES)
+
+.PHONY: down
+down: build ## Take it down; nothing is left
+	$(COBALT) lab down
+
+.PHONY: test
+test: build ## Run every test, after all set-up on a fresh machine
+	@# The Go build and the download of the nodes' tree run beside the compiler.
+	@$(COBALT) lab prepare & prepare=$$!; cargo test --locked --workspace --no-run; built=$$?; \
+	  wait $$prepare && exit $$built
+	cargo xtask deps
+	cargo xtask gen --check
+	cargo test --locked --workspace
+
+.PHONY: test-cgroup2
+test-cgroup2: build ## Prove the lab on cgroup v2, in a QEMU guest (slow)
+	$(COBALT) lab prepare
+	COBALT=$(abspath $(COBALT)) lab/cgroup2/run.sh
+
+.PHONY: lint
+lint: toolchain $(TOOLS)/bin/cargo-deny ## Format, clippy, documentation, licences
+	cargo fmt --all --check
+	cargo clippy --locked --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps --quiet
+	$(TOOLS)/bin/cargo-deny --workspace check bans licenses sources
+
+.PHONY: bench
+bench: build ## Measure the lab
+	$(COBALT) lab prepare
+	COBALT=$(abspath $(COBALT)) bench/lab.sh
+
+.PHONY: gen
+gen: toolchain ## Generate the CRDs' chart from the types
+	cargo xtask gen
+
+.PHONY: bin
+bin: toolchain ## Build all binaries into bin/
+	cargo build --locked --profile dist --workspace --exclude xtask --bins
+	mkdir -p bin
+	install -t bin target/dist/cobalt
+
+.PHONY: images
+images: toolchain ## Write the OCI images of a release into dist/images/
+	cargo xtask images
+
+.PHONY: clean
+clean: ## Remove what was built and what dead labs left (the cache stays)
+	@if [ -x $(COBALT) ]; then $(COBALT) lab down --all; $(COBALT) lab clean; fi
+	rm -rf bin dist target
+
+.PHONY: build
+build: toolchain
+	cargo build --locked --workspace --bins
+
+# What cannot be installed from here is said; what can is, and only when it is missing.
+.PHONY: toolchain
+toolchain:
+	@[ "$$(uname -s)" = Linux ] || { echo "error: this needs Linux (Debian 12 is what is tested)"; exit 1; }
+	@command -v cargo >/dev/null || { echo "error: cargo is missing: install Rust with rustup"; exit 1; }
+	@command -v cc >/dev/null || { \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    echo "installing gcc and libc6-dev"; \
+	    apt-get -q update && apt-get -q -y -o DPkg::Lock::Timeout=300 install --no-install-recommends gcc libc6-dev; \
+	  else echo "error: a C compiler is missing: apt-get install gcc libc6-dev"; exit 1; fi; }
+
+$(TOOLS)/bin/cargo-deny:
+	@echo "building cargo-deny $(DENY_VERSION), once for this machine: about 4 minutes"
+	cargo install --quiet --locked --version $(DENY_VERSION) --root $(TOOLS) cargo-deny
