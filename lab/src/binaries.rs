@@ -85,7 +85,7 @@ pub async fn ensure(paths: &Paths, report: &Report) -> Result<PathBuf> {
     let _lock = lock(dir.join(".lock"), report).await?;
     let mut to_build = Vec::new();
     for tool in missing(&dir) {
-        match fitting(tool).await? {
+        match fitting(tool, &candidates(tool.name)).await {
             Some(found) => {
                 install(&found, &dir.join(tool.name))?;
                 report.note(format!("{} taken from {}", tool.name, found.display()));
@@ -237,26 +237,31 @@ fn version_flags() -> Result<String> {
     Ok(flags)
 }
 
-/// A program of the same minor version, outside the cache.
-async fn fitting(tool: &Tool) -> Result<Option<PathBuf>> {
-    let wanted = pinned(tool.module).and_then(major_minor);
+/// Where a program may be found outside the cache.
+fn candidates(name: &str) -> Vec<PathBuf> {
     let assets = std::env::var_os("KUBEBUILDER_ASSETS").map(PathBuf::from);
-    let candidates = assets
-        .map(|dir| dir.join(tool.name))
+    assets
+        .map(|dir| dir.join(name))
         .into_iter()
-        .chain(which(tool.name));
-    for candidate in candidates.filter(|path| path.is_file()) {
+        .chain(which(name))
+        .filter(|path| path.is_file())
+        .collect()
+}
+
+/// The first candidate of the pinned minor version.
+async fn fitting(tool: &Tool, candidates: &[PathBuf]) -> Option<PathBuf> {
+    let wanted = major_minor(pinned(tool.module)?)?;
+    for candidate in candidates {
         let asked = Run::new(&candidate.to_string_lossy(), tool.version_arguments)
             .deadline(Duration::from_secs(10))
             .output()
             .await;
         // A program that cannot even tell its version is not taken; that is no error.
-        let Ok(text) = asked else { continue };
-        if wanted.is_some() && reported(&text) == wanted {
-            return Ok(Some(candidate));
+        if asked.is_ok_and(|text| reported(&text) == Some(wanted)) {
+            return Some(candidate.clone());
         }
     }
-    Ok(None)
+    None
 }
 
 /// Copies rather than links: the directory is bound into nodes, where foreign paths do not exist.
@@ -323,6 +328,28 @@ mod tests {
             let version = pinned(tool.module).unwrap_or_else(|| panic!("{}", tool.module));
             assert!(major_minor(version).is_some(), "{} {version}", tool.name);
         }
+    }
+
+    #[tokio::test]
+    async fn a_program_is_taken_only_in_the_pinned_minor_version() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        let program = |name: &str, script: &str| {
+            let path = dir.path().join(name);
+            std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+            std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
+            path
+        };
+        let kubelet = TOOLS.iter().find(|tool| tool.name == "kubelet").unwrap();
+        let (major, minor) = major_minor(pinned(KUBERNETES).unwrap()).unwrap();
+        let old = program("old", &format!("echo Kubernetes v{major}.{}.9", minor - 1));
+        let broken = program("broken", "exit 1");
+        let good = program("good", &format!("echo Kubernetes v{major}.{minor}.0"));
+        assert_eq!(fitting(kubelet, &[old.clone(), broken.clone()]).await, None);
+        assert_eq!(
+            fitting(kubelet, &[old, broken, good.clone()]).await,
+            Some(good)
+        );
     }
 
     #[test]

@@ -596,10 +596,12 @@ mod tests {
     #[tokio::test]
     async fn an_image_is_pulled_by_tag_then_by_digest() {
         let lab = Lab::start().await;
-        let written = lab.add("quay.io/a/b:1", "");
+        let written = lab.add("two.example/a/b:1", "");
         assert_eq!(lab.get("/v2/").await.status, 200);
 
-        let head = lab.request("HEAD", "/v2/a/b/manifests/1?ns=quay.io").await;
+        let head = lab
+            .request("HEAD", "/v2/a/b/manifests/1?ns=two.example")
+            .await;
         assert_eq!(head.status, 200);
         assert_eq!(
             head.headers["docker-content-digest"],
@@ -608,7 +610,7 @@ mod tests {
         assert_eq!(head.headers["content-type"], oci::MANIFEST);
         assert!(head.body.is_empty());
 
-        let target = format!("/v2/a/b/manifests/{}?ns=quay.io", written.digest);
+        let target = format!("/v2/a/b/manifests/{}?ns=two.example", written.digest);
         let manifest = lab.get(&target).await;
         assert_eq!(
             head.headers["content-length"],
@@ -618,7 +620,7 @@ mod tests {
 
         let manifest: oci::Manifest = serde_json::from_slice(&manifest.body).unwrap();
         for blob in manifest.layers.iter().chain([&manifest.config]) {
-            let target = format!("/v2/a/b/blobs/{}?ns=quay.io", blob.digest);
+            let target = format!("/v2/a/b/blobs/{}?ns=two.example", blob.digest);
             let answer = lab.get(&target).await;
             assert_eq!(answer.status, 200);
             assert_eq!(answer.headers["content-length"], blob.size.to_string());
@@ -670,9 +672,9 @@ mod tests {
     #[tokio::test]
     async fn the_same_repository_of_two_registries_stays_apart() {
         let lab = Lab::start().await;
-        let quay = lab.add("quay.io/a/b:1", "quay");
-        let ghcr = lab.add("ghcr.io/a/b:1", "ghcr");
-        for (host, written) in [("quay.io", &quay), ("ghcr.io", &ghcr)] {
+        let two = lab.add("two.example/a/b:1", "two");
+        let one = lab.add("one.example/a/b:1", "one");
+        for (host, written) in [("two.example", &two), ("one.example", &one)] {
             let answer = lab.get(&format!("/v2/a/b/manifests/1?ns={host}")).await;
             assert_eq!(
                 answer.headers["docker-content-digest"],
@@ -682,7 +684,7 @@ mod tests {
         let other = lab.get("/v2/a/b/manifests/1?ns=docker.io").await;
         assert_eq!(other.error(), (404, "NAME_UNKNOWN".to_owned()));
         // One registry does not hand out what another has.
-        let target = format!("/v2/a/b/manifests/{}?ns=quay.io", ghcr.digest);
+        let target = format!("/v2/a/b/manifests/{}?ns=two.example", one.digest);
         assert_eq!(
             lab.get(&target).await.error(),
             (404, "MANIFEST_UNKNOWN".to_owned())
@@ -695,7 +697,7 @@ mod tests {
     #[tokio::test]
     async fn without_a_registry_the_only_one_that_has_the_image_is_meant() {
         let lab = Lab::start().await;
-        let written = lab.add("ghcr.io/a/b:1", "");
+        let written = lab.add("one.example/a/b:1", "");
         let answer = lab.get("/v2/a/b/manifests/1").await;
         assert_eq!(
             answer.headers["docker-content-digest"],
@@ -707,22 +709,29 @@ mod tests {
     #[tokio::test]
     async fn the_sbom_is_found_from_the_image() {
         let lab = Lab::start().await;
-        let written = lab.add("ghcr.io/a:1", "");
+        let written = lab.add("one.example/a:1", "");
         let sbom = written.sbom.unwrap();
         let answer = lab
-            .get(&format!("/v2/a/referrers/{}?ns=ghcr.io", written.digest))
+            .get(&format!(
+                "/v2/a/referrers/{}?ns=one.example",
+                written.digest
+            ))
             .await;
         assert_eq!(answer.headers["content-type"], oci::INDEX);
         let index = answer.json();
         assert_eq!(index["manifests"].as_array().unwrap().len(), 1);
         assert_eq!(index["manifests"][0]["digest"], sbom.to_string());
         assert_eq!(index["manifests"][0]["artifactType"], oci::CYCLONEDX);
-        let manifest = lab.get(&format!("/v2/a/manifests/{sbom}?ns=ghcr.io")).await;
+        let manifest = lab
+            .get(&format!("/v2/a/manifests/{sbom}?ns=one.example"))
+            .await;
         assert_eq!(Digest::of(&manifest.body), sbom);
         // Nothing refers to the SBOM itself: an empty list, not an error.
-        let none = lab.get(&format!("/v2/a/referrers/{sbom}?ns=ghcr.io")).await;
+        let none = lab
+            .get(&format!("/v2/a/referrers/{sbom}?ns=one.example"))
+            .await;
         assert_eq!(none.json()["manifests"], json!([]));
-        let tags = lab.get("/v2/a/tags/list?ns=ghcr.io").await;
+        let tags = lab.get("/v2/a/tags/list?ns=one.example").await;
         assert_eq!(tags.json(), json!({ "name": "a", "tags": ["1"] }));
         lab.stop().await;
     }
@@ -730,7 +739,7 @@ mod tests {
     #[tokio::test]
     async fn whatever_is_unknown_or_invalid_gets_the_code_that_clients_know() {
         let lab = Lab::start().await;
-        lab.add("ghcr.io/a/b:1", "");
+        lab.add("one.example/a/b:1", "");
         let digest = Digest::of(b"nothing has this content");
         for (target, status, code) in [
             ("/v2/a/b/manifests/2".to_owned(), 404, "MANIFEST_UNKNOWN"),
@@ -770,7 +779,7 @@ mod tests {
     #[tokio::test]
     async fn nothing_outside_the_layouts_can_be_reached() {
         let lab = Lab::start().await;
-        lab.add("ghcr.io/a/b:1", "");
+        lab.add("one.example/a/b:1", "");
         fs::write(lab.dir.path().join("secret"), "secret").unwrap();
         for target in [
             "/v2/a/b/blobs/../../../../secret",
@@ -798,14 +807,17 @@ mod tests {
     #[tokio::test]
     async fn a_broken_layout_and_one_being_written_cost_the_others_nothing() {
         let lab = Lab::start().await;
-        lab.add("ghcr.io/a:1", "");
+        lab.add("one.example/a:1", "");
         for (name, index) in [("aaa", "{"), ("empty", ""), (".tmp-x", "{}")] {
             fs::create_dir(lab.images().join(name)).unwrap();
             fs::write(lab.images().join(name).join("index.json"), index).unwrap();
         }
         fs::create_dir(lab.images().join("nothing")).unwrap();
         fs::write(lab.images().join("a.tar"), "").unwrap();
-        assert_eq!(lab.get("/v2/a/manifests/1?ns=ghcr.io").await.status, 200);
+        assert_eq!(
+            lab.get("/v2/a/manifests/1?ns=one.example").await.status,
+            200
+        );
         lab.stop().await;
     }
 

@@ -22,7 +22,6 @@ const TARGET: &str = "x86_64-unknown-linux-gnu";
 /// The architecture of [`TARGET`] in the words of OCI.
 const ARCHITECTURE: &str = "amd64";
 const PROFILE: &str = "dist";
-const REGISTRY: &str = "ghcr.io/cobaltcore-dev";
 const SOURCE: &str = "https://github.com/cobaltcore-dev/cobaltcore";
 /// No user of any system; a number, so that Kubernetes can see that it is not root.
 const USER: &str = "65532:65532";
@@ -48,6 +47,9 @@ pub struct Arguments {
     /// Where the images go
     #[arg(long, default_value = "dist/images")]
     out: PathBuf,
+    /// What the images' names begin with: the registry that a release pushes to
+    #[arg(long, default_value = "cobaltcore.dev")]
+    registry: String,
     /// The version, which is also the tag [default: the version of the package]
     #[arg(long)]
     version: Option<String>,
@@ -84,7 +86,14 @@ pub fn run(arguments: &Arguments) -> Result<()> {
             version,
         };
         let document = sbom::document(&metadata, &built, &lock, &subject)?;
-        let mut image = image(shipped, package, program, version, revision.as_deref())?;
+        let mut image = image(
+            shipped,
+            package,
+            program,
+            &arguments.registry,
+            version,
+            revision.as_deref(),
+        )?;
         image.epoch = epoch;
         image.sbom = Some(Sbom {
             file_name: format!("{}.cdx.json", shipped.binary),
@@ -216,10 +225,11 @@ fn image(
     shipped: &Shipped,
     package: &Package,
     program: &Path,
+    registry: &str,
     version: &str,
     revision: Option<&str>,
 ) -> Result<Image> {
-    let reference = format!("{REGISTRY}/{}:{version}", shipped.binary);
+    let reference = format!("{registry}/{}:{version}", shipped.binary);
     let mut image = Image::new(reference.parse()?);
     image.architecture = ARCHITECTURE.to_owned();
     let path = format!("/{}", shipped.binary);
@@ -358,13 +368,19 @@ mod tests {
             .iter()
             .find(|package| package.name == "cobalt")
             .unwrap();
-        let make = |version| image(&SHIPPED[0], package, Path::new("/x"), version, None);
+        let make = |version| {
+            image(
+                &SHIPPED[0],
+                package,
+                Path::new("/x"),
+                "a.example/b",
+                version,
+                None,
+            )
+        };
         assert!(make("1.0.0+build").is_err());
         let image = make("1.0.0").unwrap();
-        assert_eq!(
-            image.reference.to_string(),
-            "ghcr.io/cobaltcore-dev/cobalt:1.0.0"
-        );
+        assert_eq!(image.reference.to_string(), "a.example/b/cobalt:1.0.0");
         assert_eq!(
             image.config.labels["org.opencontainers.image.version"],
             "1.0.0"

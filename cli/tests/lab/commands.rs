@@ -75,3 +75,35 @@ fn mistakes_are_told_with_a_remedy() {
         assert!(said.contains(remedy), "{arguments:?}: {said}");
     }
 }
+
+#[test]
+fn a_machine_without_go_is_told_what_to_install() {
+    let cache = tempfile::tempdir().unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_cobalt"))
+        .args(["lab", "prepare", "--api-only"])
+        .env("COBALT_CACHE", cache.path())
+        .env("PATH", "/nonexistent")
+        .env_remove("KUBEBUILDER_ASSETS")
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success());
+    assert!(
+        said.contains("install Go") && said.contains("KUBEBUILDER_ASSETS"),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_relative_directory_is_refused() {
+    let output = Command::new(env!("CARGO_BIN_EXE_cobalt"))
+        .args(["lab", "status"])
+        .env("COBALT_LABS", "here")
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        said.contains("COBALT_LABS=here is not an absolute path"),
+        "{said}"
+    );
+}

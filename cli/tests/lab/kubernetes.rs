@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use cobalt_lab::cluster::{ClusterConfig, Role};
 use cobalt_lab::{Lab, LabConfig};
+use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec};
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
 
-use crate::{kubectl, lab, name};
+use crate::{kubectl, lab, name, run};
 
 /// Debian's static busybox crashes in its wget; its nc does not.
 const GET_WEB: &str = "printf 'GET / HTTP/1.0\\r\\n\\r\\n' | nc -w 5 web 80 | tail -n 1";
@@ -227,4 +228,64 @@ async fn the_audit_log_is_there_when_asked_for() {
     });
     assert!(created, "{log}");
     lab.down().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_api_server_has_tokens_and_admission_policies() {
+    let server = cobalt_lab::testing::api_server().await.unwrap();
+    let admin =
+        |arguments: &[&str]| run(&server.bin.join("kubectl"), &server.kubeconfig, arguments);
+    admin(&["create", "namespace", "policies"]);
+    admin(&["-n", "policies", "create", "serviceaccount", "agent"]);
+    let token = admin(&["-n", "policies", "create", "token", "agent"]);
+    let review = TokenReview {
+        spec: TokenReviewSpec {
+            token: token.trim().into(),
+            ..Default::default()
+        },
+        ..Default::default()
+    };
+    let reviews: kube::Api<TokenReview> = kube::Api::all(server.client().await.unwrap());
+    let status = reviews
+        .create(&Default::default(), &review)
+        .await
+        .unwrap()
+        .status
+        .unwrap();
+    assert_eq!(
+        status.user.unwrap().username.as_deref(),
+        Some("system:serviceaccount:policies:agent")
+    );
+
+    admin(&[
+        "apply",
+        "-f",
+        concat!(env!("CARGO_MANIFEST_DIR"), "/tests/lab/policy.yaml"),
+    ]);
+    let client = server.client().await.unwrap();
+    let maps: kube::Api<ConfigMap> = kube::Api::namespaced(client, "policies");
+    let map = |name: &str| ConfigMap {
+        metadata: kube::api::ObjectMeta {
+            name: Some(name.into()),
+            ..Default::default()
+        },
+        ..Default::default()
+    };
+    // The server takes a moment to load a policy; until then it lets everything pass.
+    let mut refusal = None;
+    for attempt in 0..600 {
+        let name = format!("forbidden-{attempt}");
+        match maps.create(&Default::default(), &map(&name)).await {
+            Ok(_) => tokio::time::sleep(Duration::from_millis(100)).await,
+            Err(error) => {
+                refusal = Some(error.to_string());
+                break;
+            }
+        }
+    }
+    let refusal = refusal.expect("the policy never took effect");
+    assert!(refusal.contains("choose another name"), "{refusal}");
+    maps.create(&Default::default(), &map("fine"))
+        .await
+        .unwrap();
 }
