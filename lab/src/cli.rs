@@ -334,31 +334,19 @@ async fn status(paths: &Paths, name: Option<String>, output: Format) -> Result<E
 }
 
 fn print_table(labs: &[Status]) -> Result<()> {
-    let mut out = std::io::stdout().lock();
-    let mut row = |a: &str, b: &str, c: &str, d: &str| {
-        let line = format!("{a:<12} {b:<28} {c:<14} {d}");
-        writeln!(out, "{}", line.trim_end())
-    };
-    row("LAB", "WHAT", "STATE", "WHERE")?;
+    let mut rows = vec![["LAB", "WHAT", "STATE", "WHERE"].map(ToOwned::to_owned)];
     for lab in labs {
-        row(
-            &lab.name,
-            "lab",
-            lab.state.name(),
-            &lab.dir.to_string_lossy(),
-        )?;
+        let mut row = |what: &str, state: &str, place: &str| {
+            rows.push([&lab.name, what, state, place].map(ToOwned::to_owned));
+        };
+        row("lab", lab.state.name(), &lab.dir.to_string_lossy());
         for cluster in &lab.clusters {
-            row(&lab.name, cluster.role.name(), "cluster", &cluster.server)?;
+            row(cluster.role.name(), "cluster", &cluster.server);
             for process in &cluster.processes {
                 let state = process
                     .pid
                     .map_or_else(|| "dead".to_owned(), |pid| format!("pid {pid}"));
-                row(
-                    &lab.name,
-                    &process.name,
-                    &state,
-                    &process.log.to_string_lossy(),
-                )?;
+                row(&process.name, &state, &process.log.to_string_lossy());
             }
         }
         for node in &lab.nodes {
@@ -372,11 +360,23 @@ fn print_table(labs: &[Status]) -> Result<()> {
                 }
             }
             let what = format!("{} {}", node.name, node.address);
-            row(&lab.name, &what, &state, &node.log.to_string_lossy())?;
+            row(&what, &state, &node.log.to_string_lossy());
         }
         if let Some(error) = &lab.error {
-            row(&lab.name, "error", "", error)?;
+            row("error", "", error);
         }
+    }
+    let width = |column: usize| {
+        let cells = rows.iter().filter_map(|row| row.get(column));
+        cells.map(String::len).max().unwrap_or_default()
+    };
+    let (first, second, third) = (width(0), width(1), width(2));
+    let mut out = std::io::stdout().lock();
+    for [lab, what, state, place] in &rows {
+        writeln!(
+            out,
+            "{lab:<first$}  {what:<second$}  {state:<third$}  {place}"
+        )?;
     }
     Ok(())
 }

@@ -7,7 +7,7 @@
 
 use std::net::Ipv4Addr;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::command::{Run, run};
@@ -30,37 +30,35 @@ pub struct Subnets {
 }
 
 impl Block {
-    /// Takes the first block that overlaps nothing the machine has a route to.
-    pub async fn reserve() -> Result<Self> {
+    /// The blocks that overlap nothing the machine has a route to.
+    pub async fn candidates() -> Result<Vec<Self>> {
         let routes = Run::new("ip", ["-4", "route", "show", "table", "all"])
             .output()
             .await?;
         let taken = parse_routes(&routes);
-        for octet in (128..=248).step_by(8) {
-            let block = Self { octet };
-            if taken
-                .iter()
-                .any(|&range| overlaps(range, (block.first(), 13)))
-            {
-                continue;
-            }
-            // Fails when another lab was faster: then the next one.
-            let route = [
-                "route",
-                "add",
-                "unreachable",
-                &block.range(),
-                "metric",
-                GUARD_METRIC,
-            ];
-            if run("ip", route).await.is_ok() {
-                return Ok(block);
-            }
-        }
-        bail!(
-            "no free address range for a lab: all of 10.128.0.0/9 is in use; `cobalt lab status` \
-             lists the labs, `cobalt lab clean` removes what dead ones left"
-        )
+        let free = (128..=248)
+            .step_by(8)
+            .map(|octet| Self { octet })
+            .filter(|block| {
+                !taken
+                    .iter()
+                    .any(|&range| overlaps(range, (block.first(), 13)))
+            })
+            .collect();
+        Ok(free)
+    }
+
+    /// Adds the guard route; false when another lab was faster.
+    pub async fn take(self) -> bool {
+        let route = [
+            "route",
+            "add",
+            "unreachable",
+            &self.range(),
+            "metric",
+            GUARD_METRIC,
+        ];
+        run("ip", route).await.is_ok()
     }
 
     /// Gives the block back.

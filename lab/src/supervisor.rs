@@ -124,14 +124,8 @@ impl Supervisor {
         let config = &self.order.config;
         if config.has_nodes() {
             let step = report.step("reserve addresses and guard them");
-            let block = Block::reserve().await?;
+            let block = self.reserve_block().await?;
             self.parts.lock().await.block = Some(block);
-            let record = Record {
-                id: self.id.clone(),
-                name: config.name.clone(),
-                block: Some(block),
-            };
-            record.write(&self.dir)?;
             step.done();
         }
         let mut starting = JoinSet::new();
@@ -142,6 +136,26 @@ impl Supervisor {
             result.context("a task of the lab failed")??;
         }
         self.write_kubeconfig().await
+    }
+
+    /// The record names the block before it is taken: a supervisor that is killed in between
+    /// leaves a name too many rather than a route that nobody knows of.
+    async fn reserve_block(&self) -> Result<Block> {
+        for block in Block::candidates().await? {
+            let record = Record {
+                id: self.id.clone(),
+                name: self.order.config.name.clone(),
+                block: Some(block),
+            };
+            record.write(&self.dir)?;
+            if block.take().await {
+                return Ok(block);
+            }
+        }
+        bail!(
+            "no free address range for a lab: all of 10.128.0.0/9 is in use; `cobalt lab status` \
+             lists the labs, `cobalt lab clean` removes what dead ones left"
+        )
     }
 
     async fn start_cluster(self: Arc<Self>, config: ClusterConfig) -> Result<()> {

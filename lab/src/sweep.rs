@@ -6,7 +6,7 @@
 //! looked up in lists that could be incomplete: names and environments carry the lab's id.
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -15,6 +15,7 @@ use crate::binaries::lock;
 use crate::cgroup::Layout;
 use crate::command::{Run, run, which};
 use crate::config::Record;
+use crate::net::Block;
 use crate::paths::{Paths, remove_tree};
 use crate::process::{kill, marked};
 use crate::report::Report;
@@ -80,20 +81,26 @@ pub async fn registry_lock(paths: &Paths) -> Result<std::fs::File> {
 /// [`registry_lock`].
 pub async fn dead_labs(paths: &Paths) -> Result<Swept> {
     let mut swept = Swept::default();
-    for entry in std::fs::read_dir(&paths.labs)
+    let (alive, dead): (Vec<PathBuf>, Vec<PathBuf>) = std::fs::read_dir(&paths.labs)
         .into_iter()
         .flatten()
         .flatten()
-    {
-        let dir = entry.path();
-        if dir.is_dir() && !is_alive(&dir) {
-            // A directory without a record was never more than a directory.
-            if let Ok(record) = Record::read(&dir) {
-                swept.removed.extend(lab(&record).await?.removed);
-            }
-            remove_tree(&dir)?;
-            swept.removed.push(format!("directory {}", dir.display()));
+        .map(|entry| entry.path())
+        .filter(|path| path.is_dir())
+        .partition(|dir| is_alive(dir));
+    let claimed: Vec<Block> = alive
+        .iter()
+        .filter_map(|dir| Record::read(dir).ok()?.block)
+        .collect();
+    for dir in dead {
+        // A directory without a record was never more than a directory.
+        if let Ok(mut record) = Record::read(&dir) {
+            // It may have been killed while it lost the race for a block to a living lab.
+            record.block = record.block.filter(|block| !claimed.contains(block));
+            swept.removed.extend(lab(&record).await?.removed);
         }
+        remove_tree(&dir)?;
+        swept.removed.push(format!("directory {}", dir.display()));
     }
     // Labs whose directory is gone: what carries an id that no living supervisor has. The ids
     // are read first: a lab that starts meanwhile has a supervisor before it has anything else.

@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use crate::config::LabConfig;
 use crate::handle::Lab;
 use crate::paths::Paths;
-use crate::report::Report;
+use crate::report::{Event, Report, print};
 use crate::{binaries, cluster, sweep};
 
 /// A real API server that tests share. They keep apart by names and namespaces.
@@ -48,7 +48,7 @@ pub async fn api_server() -> Result<ApiServer> {
     } else {
         let mut config = LabConfig::api_only(&name);
         config.owner = Some(owner);
-        Lab::up(&paths, config, &program()?, &Report::silent()).await?
+        Lab::up(&paths, config, &program()?, &report()).await?
     };
     Ok(ApiServer {
         kubeconfig: lab.kubeconfig(),
@@ -63,7 +63,22 @@ pub async fn lab(mut config: LabConfig) -> Result<Lab> {
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
     config.name = format!("{}-{}-{number}", config.name, std::process::id());
     config.owner = Some(std::process::id());
-    Lab::up(&Paths::from_env()?, config, &program()?, &Report::stderr()).await
+    Lab::up(&Paths::from_env()?, config, &program()?, &report()).await
+}
+
+/// Only what takes minutes, so that a first run does not look as if it hung.
+fn report() -> Report {
+    Report::new(|event| {
+        if matches!(
+            event,
+            Event::Started {
+                expect: Some(_),
+                ..
+            } | Event::Note { .. }
+        ) {
+            print(&event);
+        }
+    })
 }
 
 /// The `cobalt` program: beside the test programs in cargo's target directory.

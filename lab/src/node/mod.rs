@@ -313,6 +313,12 @@ impl Supply {
                 kill(pid_one(&self.spec.name, &observed)?);
                 Ok(true)
             }
+            Power::Off | Power::Reboot if self.publish.borrow().frozen => {
+                bail!(
+                    "{0} is stopped; `cobalt lab fault cont {0}` continues it",
+                    self.spec.name
+                )
+            }
             Power::Off => self.systemctl("poweroff").map(|()| true),
             Power::Reboot => self.systemctl("reboot").map(|()| true),
         }
