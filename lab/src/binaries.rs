@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use sha2::{Digest, Sha256};
 
 use crate::command::{Run, which};
-use crate::paths::{Paths, write_atomic};
+use crate::paths::{Paths, lock, write_atomic};
 use crate::report::Report;
 
 const MODULE: [(&str, &str); 3] = [
@@ -115,27 +115,6 @@ fn missing(dir: &Path) -> Vec<&'static Tool> {
         .iter()
         .filter(|tool| !dir.join(tool.name).is_file())
         .collect()
-}
-
-/// Waits for an exclusive lock without blocking the runtime.
-pub async fn lock(path: PathBuf, report: &Report) -> Result<std::fs::File> {
-    let file = std::fs::File::create(&path)
-        .with_context(|| format!("failed to open the lock {}", path.display()))?;
-    match file.try_lock() {
-        Ok(()) => return Ok(file),
-        Err(std::fs::TryLockError::WouldBlock) => {
-            report.note(format!(
-                "waiting for another process that holds {}",
-                path.display()
-            ));
-        }
-        Err(std::fs::TryLockError::Error(error)) => {
-            return Err(error).with_context(|| format!("failed to lock {}", path.display()));
-        }
-    }
-    tokio::task::spawn_blocking(move || file.lock().map(|()| file))
-        .await?
-        .with_context(|| format!("failed to lock {}", path.display()))
 }
 
 async fn build(dir: &Path, tools: &[&'static Tool], report: &Report) -> Result<()> {

@@ -123,9 +123,12 @@ impl Layout {
                 if root.join("cgroup.type").exists() {
                     let init = root.join("init");
                     make(&init)?;
-                    for pid in processes(root) {
-                        // One that has just ended cannot be moved, and need not be.
-                        drop(std::fs::write(init.join("cgroup.procs"), pid));
+                    // One that forks meanwhile leaves a child behind: hence more than once.
+                    for _ in 0..10 {
+                        for pid in processes(root) {
+                            // One that has just ended cannot be moved, and need not be.
+                            drop(std::fs::write(init.join("cgroup.procs"), pid));
+                        }
                     }
                 }
                 pass_controllers_on(root)?;
@@ -240,6 +243,9 @@ pub fn own_group(root: &Path) -> Result<PathBuf> {
     Ok(root.join(path.trim_start_matches('/')))
 }
 
+/// The controllers without which no pod starts.
+const NEEDED: [&str; 3] = ["cpu", "memory", "pids"];
+
 /// Lets the children of a group use every controller that it has.
 pub fn pass_controllers_on(group: &Path) -> Result<()> {
     let file = group.join("cgroup.controllers");
@@ -251,6 +257,21 @@ pub fn pass_controllers_on(group: &Path) -> Result<()> {
             group.join("cgroup.subtree_control"),
             format!("+{controller}"),
         ));
+    }
+    let file = group.join("cgroup.subtree_control");
+    let passed = std::fs::read_to_string(&file)
+        .with_context(|| format!("failed to read {}", file.display()))?;
+    let missing: Vec<&str> = NEEDED
+        .into_iter()
+        .filter(|needed| !passed.split_whitespace().any(|name| name == *needed))
+        .collect();
+    if !missing.is_empty() {
+        bail!(
+            "the control group {} cannot pass on {}, which nodes need: in a container they must \
+             be delegated to it",
+            group.display(),
+            missing.join(", ")
+        );
     }
     Ok(())
 }

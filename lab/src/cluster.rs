@@ -261,14 +261,8 @@ impl Cluster {
             command.push(volumes.to_string_lossy().into_owned());
         }
         command.push(program(site, "kube-controller-manager"));
-        let config = config.display();
+        command.extend(common_flags(&config, port));
         command.extend([
-            format!("--kubeconfig={config}"),
-            format!("--authentication-kubeconfig={config}"),
-            format!("--authorization-kubeconfig={config}"),
-            format!("--bind-address={LOOPBACK}"),
-            format!("--secure-port={port}"),
-            "--leader-elect=false".into(),
             "--use-service-account-credentials".into(),
             "--enable-hostpath-provisioner".into(),
             // A dead node is seen after 16 s; Kubernetes' default is 50 s.
@@ -289,16 +283,9 @@ impl Cluster {
         let config = self
             .pki
             .component(self.role.name(), &self.server, "system:kube-scheduler")?;
-        let config = config.display();
-        Ok(vec![
-            program(site, "kube-scheduler"),
-            format!("--kubeconfig={config}"),
-            format!("--authentication-kubeconfig={config}"),
-            format!("--authorization-kubeconfig={config}"),
-            format!("--bind-address={LOOPBACK}"),
-            format!("--secure-port={port}"),
-            "--leader-elect=false".into(),
-        ])
+        let mut command = vec![program(site, "kube-scheduler")];
+        command.extend(common_flags(&config, port));
+        Ok(command)
     }
 }
 
@@ -311,6 +298,19 @@ pub async fn client(kubeconfig: &Path) -> Result<kube::Client> {
         .with_context(|| format!("failed to read {}", kubeconfig.display()))?;
     let config = kube::Config::from_custom_kubeconfig(config, &Default::default()).await?;
     Ok(kube::Client::try_from(config)?)
+}
+
+/// What controller-manager and scheduler have in common.
+fn common_flags(kubeconfig: &Path, port: u16) -> [String; 6] {
+    let kubeconfig = kubeconfig.display();
+    [
+        format!("--kubeconfig={kubeconfig}"),
+        format!("--authentication-kubeconfig={kubeconfig}"),
+        format!("--authorization-kubeconfig={kubeconfig}"),
+        format!("--bind-address={LOOPBACK}"),
+        format!("--secure-port={port}"),
+        "--leader-elect=false".into(),
+    ]
 }
 
 fn etcd_command(site: &Site<'_>, port: u16, peer: u16) -> Vec<String> {

@@ -1,8 +1,11 @@
-//! Where the lab keeps things: a cache that survives every lab, and one directory per lab.
+//! Where the lab keeps things: a cache that survives every lab, and one directory per lab; and how
+//! files are shared with others who may write them at the same moment.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+
+use crate::report::Report;
 
 /// The directories of this user's labs.
 #[derive(Debug, Clone)]
@@ -78,4 +81,25 @@ pub fn remove_tree(path: &Path) -> Result<()> {
         }
         _ => Ok(()),
     }
+}
+
+/// Waits for an exclusive lock without blocking the runtime.
+pub async fn lock(path: PathBuf, report: &Report) -> Result<std::fs::File> {
+    let file = std::fs::File::create(&path)
+        .with_context(|| format!("failed to open the lock {}", path.display()))?;
+    match file.try_lock() {
+        Ok(()) => return Ok(file),
+        Err(std::fs::TryLockError::WouldBlock) => {
+            report.note(format!(
+                "waiting for another process that holds {}",
+                path.display()
+            ));
+        }
+        Err(std::fs::TryLockError::Error(error)) => {
+            return Err(error).with_context(|| format!("failed to lock {}", path.display()));
+        }
+    }
+    tokio::task::spawn_blocking(move || file.lock().map(|()| file))
+        .await?
+        .with_context(|| format!("failed to lock {}", path.display()))
 }

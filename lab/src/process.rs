@@ -1,6 +1,6 @@
 //! The lab's own long-running processes: started with a log each, found again after a crash.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
@@ -38,27 +38,31 @@ pub struct Process {
 impl Recipe {
     /// Starts it.
     pub fn start(&self) -> Result<Process> {
-        let (program, arguments) = self
-            .command
-            .split_first()
-            .context("a process without a program")?;
-        let log = open_log(&self.log)?;
-        let child = Command::new(program)
-            .args(arguments)
-            .env(MARK, &self.lab)
-            .stdin(Stdio::null())
-            .stdout(log.try_clone().context("failed to share a log")?)
-            .stderr(log)
-            // Its own group: a Ctrl-C meant for the command line does not reach it.
-            .process_group(0)
-            .kill_on_drop(true)
-            .spawn()
-            .with_context(|| format!("failed to start {}", program.to_string_lossy()))?;
+        let child = spawn(&self.command, &self.lab, &self.log)?;
         Ok(Process {
             recipe: self.clone(),
             child,
         })
     }
+}
+
+/// Starts a program of a lab, with its output in a log.
+pub fn spawn<A: AsRef<OsStr>>(command: &[A], lab: &str, log: &Path) -> Result<Child> {
+    let (program, arguments) = command
+        .split_first()
+        .context("a process without a program")?;
+    let log = open_log(log)?;
+    Command::new(program)
+        .args(arguments)
+        .env(MARK, lab)
+        .stdin(Stdio::null())
+        .stdout(log.try_clone().context("failed to share a log")?)
+        .stderr(log)
+        // Its own group: a Ctrl-C meant for the command line does not reach it.
+        .process_group(0)
+        .kill_on_drop(true)
+        .spawn()
+        .with_context(|| format!("failed to start {}", program.as_ref().to_string_lossy()))
 }
 
 impl Process {

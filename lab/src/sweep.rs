@@ -11,12 +11,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-use crate::binaries::lock;
 use crate::cgroup::Layout;
 use crate::command::{Run, run, which};
 use crate::config::Record;
 use crate::net::Block;
-use crate::paths::{Paths, remove_tree};
+use crate::paths::{Paths, lock, remove_tree};
 use crate::process::{kill, marked};
 use crate::report::Report;
 

@@ -9,7 +9,7 @@ use crate::config::LabConfig;
 use crate::handle::Lab;
 use crate::paths::Paths;
 use crate::report::{Event, Report, print};
-use crate::{binaries, cluster, sweep};
+use crate::{cluster, sweep};
 
 /// A real API server that tests share. They keep apart by names and namespaces.
 #[derive(Debug, Clone)]
@@ -38,7 +38,7 @@ pub async fn api_server() -> Result<ApiServer> {
     std::fs::create_dir_all(&paths.labs).context("failed to make the labs' directory")?;
     let _one_starts_it = {
         let lock = paths.labs.join(format!(".{name}.lock"));
-        binaries::lock(lock, &Report::silent()).await?
+        crate::paths::lock(lock, &Report::silent()).await?
     };
     let dir = paths.lab(&name);
     let lab = if dir.is_dir() && sweep::is_alive(&dir) {

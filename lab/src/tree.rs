@@ -10,9 +10,8 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use sha2::{Digest, Sha256};
 
-use crate::binaries::lock;
 use crate::command::Run;
-use crate::paths::{Paths, remove_tree};
+use crate::paths::{Paths, lock, remove_tree};
 use crate::report::Report;
 
 const SUITE: &str = "bookworm";

@@ -1,26 +1,21 @@
 //! Nodes and processes are broken, and come back.
 
+use cobalt_lab::Lab;
 use cobalt_lab::control::Fault;
 use cobalt_lab::node::Power;
 use cobalt_lab::report::Report;
 
 use crate::{cobalt_ok, kubectl, lab, name, wait_for_ready};
 
+fn boot_id(lab: &Lab) -> String {
+    let id = "jsonpath={.status.nodeInfo.bootID}";
+    kubectl(lab, &["get", "node", "n1", "-o", id])
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_is_cut_killed_or_crashed_comes_back() {
     let lab = lab("faults", 2).await;
-    let boot_id = || {
-        kubectl(
-            &lab,
-            &[
-                "get",
-                "node",
-                "n1",
-                "-o",
-                "jsonpath={.status.nodeInfo.bootID}",
-            ],
-        )
-    };
+    let boot_id = || boot_id(&lab);
     let silent = Report::silent();
 
     // Cut: the node lives on, the cluster cannot see it.
@@ -68,16 +63,7 @@ async fn a_node_can_switch_itself_off_and_on_again() {
     let lab = lab("self", 1).await;
     let boots = || async { lab.status().await.unwrap().nodes[0].observed.boots };
     assert_eq!(boots().await, 1);
-    let before = kubectl(
-        &lab,
-        &[
-            "get",
-            "node",
-            "n1",
-            "-o",
-            "jsonpath={.status.nodeInfo.bootID}",
-        ],
-    );
+    let before = boot_id(&lab);
     cobalt_ok(&[
         "lab",
         "exec",

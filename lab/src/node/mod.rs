@@ -27,7 +27,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use crate::cgroup::Layout;
 use crate::command::patience;
 use crate::net::NodeLink;
-use crate::process::{MARK, children, kill, open_log};
+use crate::process::{children, kill, open_log, spawn};
 
 /// Everything that the stages of a boot need; they read it from a file.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -366,7 +366,6 @@ impl Supply {
         if self.publish.borrow().cut {
             self.spec.link.set_carrier(false).await?;
         }
-        let log = open_log(&self.spec.dir.join("console.log"))?;
         let mut command = Vec::new();
         if matches!(self.spec.layout, Layout::V2 { systemd: true, .. }) {
             let unit = format!("--unit={}", self.spec.group);
@@ -390,16 +389,7 @@ impl Supply {
         command.push(self.spec.exe.to_string_lossy().into_owned());
         command.extend(["lab", "node-stage", "enter"].map(ToOwned::to_owned));
         command.push(self.spec.file().to_string_lossy().into_owned());
-        let (program, arguments) = command.split_first().context("an empty command")?;
-        let child = Command::new(program)
-            .args(arguments)
-            .env(MARK, &self.spec.lab)
-            .stdin(Stdio::null())
-            .stdout(log.try_clone().context("failed to share a log")?)
-            .stderr(log)
-            .process_group(0)
-            .kill_on_drop(true)
-            .spawn()
+        let child = spawn(&command, &self.spec.lab, &self.spec.dir.join("console.log"))
             .with_context(|| format!("failed to boot {}", self.spec.name))?;
         self.publish.send_modify(|observed| {
             observed.on = true;
