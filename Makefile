@@ -31,7 +31,8 @@ test: build ## Run every test, after all set-up on a fresh machine
 .PHONY: test-cgroup2
 test-cgroup2: build ## Prove the lab on cgroup v2, in a QEMU guest (slow)
 	$(COBALT) lab prepare
-	COBALT=$(abspath $(COBALT)) lab/cgroup2/run.sh
+	COBALT=$(abspath $(COBALT)) lab/cgroup2/run.sh machine
+	COBALT=$(abspath $(COBALT)) lab/cgroup2/run.sh container
 
 .PHONY: lint
 lint: toolchain $(TOOLS)/bin/cargo-deny ## Format, clippy, documentation, licences

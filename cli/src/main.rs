@@ -19,9 +19,14 @@ enum Command {
     Lab(cobalt_lab::cli::LabArgs),
 }
 
+/// kube logs every refused connection as an error, also while a server is still starting; what
+/// matters of those comes back as the result of a call.
+const DEFAULT_LOG: &str = "warn,kube_client=off";
+
 #[tokio::main]
 async fn main() -> ExitCode {
-    let filter = EnvFilter::try_from_env("COBALT_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
+    let filter =
+        EnvFilter::try_from_env("COBALT_LOG").unwrap_or_else(|_| EnvFilter::new(DEFAULT_LOG));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)

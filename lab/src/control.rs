@@ -12,6 +12,7 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 
 use crate::cluster::Role;
+use crate::command::patience;
 use crate::node::{Observed, Power};
 use crate::report::{Event, Report};
 
@@ -194,7 +195,7 @@ pub async fn call(dir: &Path, request: &Request, report: &Report) -> Result<Answ
         .context("failed to reach the supervisor")?;
     let mut lines = BufReader::new(reader).lines();
     // Long requests report progress; one that says nothing for so long hangs.
-    let silence = Duration::from_secs(300);
+    let silence = patience(Duration::from_secs(300));
     loop {
         let line = tokio::time::timeout(silence, lines.next_line())
             .await

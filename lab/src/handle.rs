@@ -9,6 +9,7 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Command;
 
 use crate::cluster::Role;
+use crate::command::patience;
 use crate::config::{LabConfig, Order, Record, read_json, write_json};
 use crate::control::{Answer, Fault, Request, State, Status, call};
 use crate::node::{Power, enter, new_uuid, pid_one};
@@ -122,7 +123,7 @@ impl Lab {
             .take()
             .context("the supervisor has no output")?;
         let mut lines = BufReader::new(stdout).lines();
-        let first = tokio::time::timeout(Duration::from_secs(30), lines.next_line());
+        let first = tokio::time::timeout(patience(Duration::from_secs(30)), lines.next_line());
         match first.await {
             Ok(Ok(Some(line))) if line == "listening" => Ok(()),
             _ => bail!("the supervisor did not start:\n{}", log_end(&log)),
@@ -261,7 +262,7 @@ impl Lab {
             // A supervisor that goes down on its own at this moment is just as well.
             drop(call(&self.dir, &Request::Down, &Report::silent()).await);
             let gone = tokio::task::spawn_blocking(move || lock.lock());
-            tokio::time::timeout(Duration::from_secs(60), gone)
+            tokio::time::timeout(patience(Duration::from_secs(60)), gone)
                 .await
                 .context("the supervisor does not end; `cobalt lab clean` after killing it")??
                 .context("failed to wait for the supervisor")?;
