@@ -84,8 +84,9 @@ pub async fn run(dir: &Path) -> Result<()> {
     let mut services = JoinSet::new();
     services.spawn(serve(Arc::clone(&lab), listener));
     services.spawn(until_told(Arc::clone(&lab)));
+    let reserved = lab.reserve().await;
     let started = tokio::select! {
-        result = lab.start() => result,
+        result = async { reserved?; lab.start().await } => result,
         () = lab.shutdown.cancelled() => Err(anyhow!("taken down while it was starting")),
     };
     let failed = match started {
@@ -119,15 +120,20 @@ impl Supervisor {
         Report::new(move |event| history.send_modify(|events| events.push(event)))
     }
 
-    async fn start(self: &Arc<Self>) -> Result<()> {
-        let report = self.report();
-        let config = &self.order.config;
-        if config.has_nodes() {
-            let step = report.step("reserve addresses and guard them");
+    /// Takes the lab's addresses. Not to be cancelled half-way: a guard route that was added and
+    /// not noted would stay.
+    async fn reserve(&self) -> Result<()> {
+        if self.order.config.has_nodes() {
+            let step = self.report().step("reserve addresses and guard them");
             let block = self.reserve_block().await?;
             self.parts.lock().await.block = Some(block);
             step.done();
         }
+        Ok(())
+    }
+
+    async fn start(self: &Arc<Self>) -> Result<()> {
+        let config = &self.order.config;
         let mut starting = JoinSet::new();
         for cluster in config.clusters.clone() {
             starting.spawn(Arc::clone(self).start_cluster(cluster));
