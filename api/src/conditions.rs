@@ -209,6 +209,16 @@ impl ConditionType for OvsNodeCondition {
     }
 }
 
+/// The condition `Evicting` says the same on an Eviction and on its Hypervisor.
+const EVICTING_REASONS: &[Reason] = &[
+    Reason::Running,
+    Reason::Succeeded,
+    Reason::PartiallyFailed,
+    Reason::Failed,
+    Reason::Cancelled,
+    Reason::TimedOut,
+];
+
 impl HypervisorCondition {
     /// The reasons this condition is written with.
     #[must_use]
@@ -246,14 +256,7 @@ impl HypervisorCondition {
             ],
             Self::AgentPodsEvicted => &[R::NoAgentPods, R::AgentPodsRunning],
             Self::HypervisorDisabled | Self::HypervisorReEnabled => &[R::Succeeded, R::Failed],
-            Self::Evicting => &[
-                R::Running,
-                R::Succeeded,
-                R::PartiallyFailed,
-                R::Failed,
-                R::Cancelled,
-                R::TimedOut,
-            ],
+            Self::Evicting => EVICTING_REASONS,
             Self::HaEnabled => &[R::Succeeded, R::Evicted, R::Onboarding, R::Failed],
             Self::LibvirtdService | Self::OpenvswitchService => {
                 &[R::Running, R::Stopped, R::Failed]
@@ -282,14 +285,7 @@ impl EvictionCondition {
     pub const fn reasons(self) -> &'static [Reason] {
         use Reason as R;
         match self {
-            Self::Evicting => &[
-                R::Running,
-                R::Succeeded,
-                R::PartiallyFailed,
-                R::Failed,
-                R::Cancelled,
-                R::TimedOut,
-            ],
+            Self::Evicting => EVICTING_REASONS,
             Self::PreflightChecksSucceeded
             | Self::MigratingInstance
             | Self::HypervisorDisabled

@@ -102,14 +102,6 @@ pub fn is_ready(paths: &Paths) -> bool {
     missing(&paths.cache.join(format!("kube-{}", module_hash()))).is_empty()
 }
 
-/// The pinned versions, for `cobalt lab status` and the documents.
-pub fn versions() -> Vec<(&'static str, &'static str)> {
-    TOOLS
-        .iter()
-        .map(|tool| (tool.name, pinned(tool.module).unwrap_or("unknown")))
-        .collect()
-}
-
 fn missing(dir: &Path) -> Vec<&'static Tool> {
     TOOLS
         .iter()

@@ -121,8 +121,6 @@ pub struct Order {
     pub bin: PathBuf,
     /// The nodes' tree.
     pub tree: Option<PathBuf>,
-    /// The layouts of the base images.
-    pub images: Vec<PathBuf>,
 }
 
 /// What a sweep must know of a lab.

@@ -99,10 +99,6 @@ impl Lab {
             config,
             starter: std::process::id(),
             bin: prepared.bin,
-            images: nodes
-                .iter()
-                .flat_map(|nodes| nodes.images.clone())
-                .collect(),
             tree: nodes.map(|nodes| nodes.tree),
         };
         write_json(&dir.join("order.json"), &order)?;
