@@ -1,0 +1,1 @@
+UPDATE keystone.endpoint SET url = REGEXP_REPLACE(url, '^http://[^:/]+', 'http://{{openstack}}');
