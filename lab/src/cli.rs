@@ -2,20 +2,23 @@
 
 use std::io::Write;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::access::Access;
 use crate::cluster::{ClusterConfig, Role};
-use crate::config::LabConfig;
-use crate::control::{Fault, State, Status};
+use crate::config::{LabConfig, OpenStackConfig};
+use crate::control::{Fault, NodeStatus, State, Status};
 use crate::handle::Lab;
+use crate::light::LightConfig;
 use crate::node::Power;
 use crate::node::stage::{self, Stage};
 use crate::paths::{Paths, remove_tree};
+use crate::plan::{Flavour, Kind, REGION};
 use crate::report::{Report, human};
 use crate::{setup, supervisor, sweep};
 
@@ -24,9 +27,12 @@ Examples:
   cobalt lab up --nodes 3                  three nodes, ready in seconds once all is built
   cobalt lab up --name api --nodes 0       only the control plane
   cobalt lab up --clusters hypervisor,control-plane --nodes 1
+  cobalt lab up --with hypervisors --flavours bookworm,trixie --nodes 2
+  cobalt lab up --with kube,hypervisors,ovn,openstack,bmc --servers 3    a whole region
+  cobalt lab up --with openstack-light --light-hosts 50
   eval \"$(cobalt lab env)\" && kubectl get nodes";
 
-/// A real region on this machine: real Kubernetes, real nodes, real faults.
+/// A real region on this machine: real Kubernetes, hypervisors, networks, OpenStack, faults.
 #[derive(Debug, Parser)]
 pub struct LabArgs {
     #[command(subcommand)]
@@ -57,12 +63,16 @@ enum LabCommand {
     },
     /// Print the environment of a lab for `eval`.
     Env(Name),
-    /// Run a program inside a node.
-    #[command(after_help = "Example:\n  cobalt lab exec n1 -- systemctl status kubelet")]
+    /// Run a program inside a machine.
+    #[command(
+        after_help = "Examples:\n  cobalt lab exec n1 -- systemctl status kubelet\n  \
+        cobalt lab exec hv1 -- virsh list\n  \
+        cobalt lab exec openstack -- journalctl -u nova-scheduler"
+    )]
     Exec {
         #[command(flatten)]
         lab: Name,
-        /// The node.
+        /// The machine.
         node: String,
         /// The program and its arguments.
         #[arg(last = true, required = true)]
@@ -72,7 +82,7 @@ enum LabCommand {
     Logs {
         #[command(flatten)]
         lab: Name,
-        /// A process (`hypervisor/etcd`), a node (`n1`) or `supervisor`.
+        /// A process (`hypervisor/etcd`), a machine (`n1`) or `supervisor`.
         component: Option<String>,
         /// Keep printing what is added.
         #[arg(short, long)]
@@ -80,13 +90,16 @@ enum LabCommand {
     },
     /// Break something, or mend it.
     #[command(after_help = "\
-Targets are nodes (n1), units of nodes (n1/kubelet) and processes (hypervisor/etcd).
-A killed process stays dead until `heal`; a unit is restarted by its node's systemd.
+Targets are machines (n1, hv1, ovn2, openstack, tor), their units (n1/kubelet), their cables
+(hv1/eno1) and processes (hypervisor/etcd). A killed process stays dead until `heal`; a unit is
+restarted by its machine's systemd.
 
 Examples:
-  cobalt lab fault cut n2            pull the network cable of n2
-  cobalt lab fault stop n1/kubelet   the kubelet hangs
-  cobalt lab fault heal n2           undo every fault of n2")]
+  cobalt lab fault cut hv2                pull the network cables of hv2
+  cobalt lab fault cut hv1/eno1           one member of its bond
+  cobalt lab fault stop n1/kubelet        the kubelet hangs
+  cobalt lab fault kill openstack/rabbitmq-server
+  cobalt lab fault heal hv2               undo every fault of hv2")]
     Fault {
         #[command(flatten)]
         lab: Name,
@@ -95,7 +108,7 @@ Examples:
         /// To what.
         target: String,
     },
-    /// Switch a node off or on, reboot it, or pull the plug.
+    /// Switch a machine off or on, reboot it, or pull the plug.
     Power {
         #[command(flatten)]
         lab: Name,
@@ -120,7 +133,7 @@ Examples:
     },
     /// Build and download everything that labs need, and start none.
     Prepare {
-        /// Only what labs without nodes need; works without root.
+        /// Only what labs without machines need; works without root.
         #[arg(long)]
         api_only: bool,
     },
@@ -152,6 +165,18 @@ struct Up {
     /// The clusters.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "hypervisor")]
     clusters: Vec<Role>,
+    /// The hypervisors' software, in order; those beyond the list are `bookworm`.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    flavours: Vec<Flavour>,
+    /// Servers that OpenStack boots before the lab is ready.
+    #[arg(long, default_value_t = 0)]
+    servers: u8,
+    /// MiB per second for live migrations; a few make them slow enough to watch and abort.
+    #[arg(long, default_value_t = 0)]
+    migration_bandwidth: u32,
+    /// Hosts of the light OpenStack.
+    #[arg(long, default_value_t = 3)]
+    light_hosts: u16,
     /// Node objects whose kubelets the lab plays, in the first cluster.
     #[arg(long, default_value_t = 0)]
     played_nodes: u32,
@@ -167,6 +192,62 @@ struct Up {
 enum Component {
     /// Kubernetes.
     Kube,
+    /// Nodes with libvirt, QEMU, Open vSwitch and ovn-controller.
+    Hypervisors,
+    /// OVN's databases (three members), northd, and a switch for the hypervisors' bonds.
+    Ovn,
+    /// Keystone, Placement, Glance, Neutron, Nova, RabbitMQ, MariaDB; nova-compute on hypervisors.
+    Openstack,
+    /// Real Keystone, Placement and Nova with fake hypervisors, in two processes.
+    OpenstackLight,
+    /// A Redfish BMC for each node.
+    Bmc,
+}
+
+impl Up {
+    fn config(&self) -> Result<LabConfig> {
+        let has = |component| self.with.contains(&component);
+        let (kubernetes, hypervisors) = (has(Component::Kube), has(Component::Hypervisors));
+        if hypervisors && !self.clusters.contains(&REGION) {
+            bail!(
+                "hypervisors are nodes of the {0} cluster: add {0} to --clusters",
+                REGION.name()
+            );
+        }
+        if !hypervisors && !self.flavours.is_empty() {
+            bail!("--flavours are for hypervisors: add `hypervisors` to --with");
+        }
+        if !has(Component::Openstack) && (self.servers > 0 || self.migration_bandwidth > 0) {
+            bail!("--servers and --migration-bandwidth need `openstack` in --with");
+        }
+        let mut config = LabConfig::empty(&self.lab.name);
+        for &role in &self.clusters {
+            let hypervisors = hypervisors && role == REGION;
+            if kubernetes || hypervisors {
+                config.clusters.push(ClusterConfig {
+                    nodes: if self.api_only { 0 } else { self.nodes },
+                    kubernetes,
+                    hypervisors: hypervisors.then(|| self.flavours.clone()),
+                    controllers: !self.api_only,
+                    audit: self.audit,
+                    ..ClusterConfig::new(role)
+                });
+            }
+        }
+        if let Some(first) = config.clusters.first_mut() {
+            first.played_nodes = self.played_nodes;
+        }
+        // Neutron keeps its networks in OVN.
+        config.ovn = has(Component::Ovn) || has(Component::Openstack);
+        config.openstack = has(Component::Openstack).then_some(OpenStackConfig {
+            servers: self.servers,
+            migration_bandwidth: self.migration_bandwidth,
+        });
+        config.light = has(Component::OpenstackLight).then(|| LightConfig::hosts(self.light_hosts));
+        config.bmc = has(Component::Bmc);
+        config.validate()?;
+        Ok(config)
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -214,7 +295,12 @@ pub async fn run(args: LabArgs) -> Result<ExitCode> {
         }
         LabCommand::Clean { cache } => clean(&paths, cache).await?,
         LabCommand::Prepare { api_only } => {
-            setup::prepare(&paths, !api_only, &Report::stderr()).await?;
+            let config = if api_only {
+                LabConfig::api_only("prepare")
+            } else {
+                LabConfig::everything()
+            };
+            setup::prepare(&paths, &config, &Report::stderr()).await?;
         }
         LabCommand::Supervise { dir } => supervisor::run(&dir).await?,
         LabCommand::NodeStage { stage, spec } => stage::run(stage, &spec)?,
@@ -223,33 +309,7 @@ pub async fn run(args: LabArgs) -> Result<ExitCode> {
 }
 
 async fn up(paths: &Paths, arguments: Up) -> Result<()> {
-    let nodes = if arguments.api_only {
-        0
-    } else {
-        arguments.nodes
-    };
-    let mut config = LabConfig {
-        name: arguments.lab.name,
-        clusters: arguments
-            .clusters
-            .into_iter()
-            .map(|role| ClusterConfig {
-                role,
-                nodes,
-                played_nodes: 0,
-                controllers: !arguments.api_only,
-                audit: arguments.audit,
-            })
-            .collect(),
-        owner: None,
-    };
-    if let Some(first) = config.clusters.first_mut() {
-        first.played_nodes = arguments.played_nodes;
-    }
-    if arguments.with.is_empty() {
-        bail!("--with needs at least one component; `kube` is the only one yet");
-    }
-    config.validate()?;
+    let config = arguments.config()?;
     let began = Instant::now();
     let report = Report::stderr();
     let name = config.name.clone();
@@ -273,20 +333,53 @@ async fn up(paths: &Paths, arguments: Up) -> Result<()> {
     }
     let lab = Lab::find(paths, &name)?;
     eprintln!("lab {name} is ready after {}\n", human(began.elapsed()));
-    print_table(&[lab.status().await?])?;
-    let option = if name == DEFAULT_NAME {
+    let status = lab.status().await?;
+    print_table(std::slice::from_ref(&status))?;
+    eprint!("\nNext:\n{}", next_steps(&status));
+    Ok(())
+}
+
+/// What to try, for what the lab has.
+fn next_steps(status: &Status) -> String {
+    let option = if status.name == DEFAULT_NAME {
         String::new()
     } else {
-        format!(" --name {name}")
+        format!(" --name {}", status.name)
     };
-    eprintln!(
-        "\nNext:\n  eval \"$(cobalt lab env{option})\" && kubectl get nodes\n  \
-         cobalt lab exec{option} n1 -- systemctl status kubelet\n  \
-         cobalt lab power{option} loss n2        pull a plug and watch\n  \
-         cobalt lab logs{option}                 what there is to read\n  \
-         cobalt lab down{option}"
-    );
-    Ok(())
+    let of = |kind| status.nodes.iter().find(|node| node.kind == kind);
+    let (node, hypervisor) = (of(Kind::Node), of(Kind::Hypervisor));
+    let mut lines = Vec::new();
+    if !status.clusters.is_empty() || status.access.is_some() {
+        lines.push(format!("eval \"$(cobalt lab env{option})\""));
+    }
+    if !status.clusters.is_empty() {
+        lines.push("kubectl get nodes".into());
+    }
+    if status.access.is_some() {
+        lines.push("openstack compute service list".into());
+        lines.push("openstack server list --long".into());
+    }
+    for name in hypervisor.iter().map(|node| &node.name) {
+        lines.push(format!("cobalt lab exec{option} {name} -- virsh list"));
+        lines.push(format!("cobalt lab exec{option} {name} -- ovs-vsctl show"));
+    }
+    for name in node.iter().map(|node| &node.name) {
+        lines.push(format!(
+            "cobalt lab exec{option} {name} -- systemctl status kubelet"
+        ));
+    }
+    for name in hypervisor.or(node).iter().map(|node| &node.name) {
+        lines.push(format!(
+            "cobalt lab power{option} loss {name}      pull a plug and watch"
+        ));
+    }
+    lines.push(format!(
+        "cobalt lab logs{option}                 what there is to read"
+    ));
+    lines.push(format!(
+        "cobalt lab down{option}                 nothing is left"
+    ));
+    lines.iter().map(|line| format!("  {line}\n")).collect()
 }
 
 async fn down(paths: &Paths, name: &str, all: bool) -> Result<()> {
@@ -342,25 +435,23 @@ fn print_table(labs: &[Status]) -> Result<()> {
         row("lab", lab.state.name(), &lab.dir.to_string_lossy());
         for cluster in &lab.clusters {
             row(cluster.role.name(), "cluster", &cluster.server);
-            for process in &cluster.processes {
-                let state = process
-                    .pid
-                    .map_or_else(|| "dead".to_owned(), |pid| format!("pid {pid}"));
-                row(&process.name, &state, &process.log.to_string_lossy());
-            }
+        }
+        let processes = lab.clusters.iter().flat_map(|cluster| &cluster.processes);
+        for process in processes.chain(&lab.processes) {
+            let state = process
+                .pid
+                .map_or_else(|| "dead".to_owned(), |pid| format!("pid {pid}"));
+            row(&process.name, &state, &process.log.to_string_lossy());
         }
         for node in &lab.nodes {
-            let mut state = if node.observed.on { "on" } else { "off" }.to_owned();
-            for (set, word) in [
-                (node.observed.cut, ",cut"),
-                (node.observed.frozen, ",stopped"),
-            ] {
-                if set {
-                    state.push_str(word);
-                }
-            }
             let what = format!("{} {}", node.name, node.address);
-            row(&what, &state, &node.log.to_string_lossy());
+            row(&what, &node_state(node), &node.log.to_string_lossy());
+            if let Some(url) = &node.bmc {
+                row(&format!("{} BMC", node.name), "", url);
+            }
+        }
+        if let Some(access) = &lab.access {
+            row("openstack", "", &access.auth_url);
         }
         if let Some(error) = &lab.error {
             row("error", "", error);
@@ -381,21 +472,46 @@ fn print_table(labs: &[Status]) -> Result<()> {
     Ok(())
 }
 
+fn node_state(node: &NodeStatus) -> String {
+    let mut state = match (node.observed.on, node.observed.booted) {
+        (false, _) => "off",
+        (true, false) => "booting",
+        (true, true) => "on",
+    }
+    .to_owned();
+    for (set, word) in [
+        (node.observed.cut, ",cut"),
+        (node.observed.frozen, ",stopped"),
+    ] {
+        if set {
+            state.push_str(word);
+        }
+    }
+    for cable in &node.observed.cut_cables {
+        state.push_str(&format!(",{cable} cut"));
+    }
+    state
+}
+
 async fn env(paths: &Paths, name: &str) -> Result<()> {
     let lab = Lab::find(paths, name)?;
     let status = lab.status().await?;
     if status.state != State::Ready {
         bail!("the lab {name} is {}, not ready", status.state.name());
     }
-    println!(
-        "export KUBECONFIG={}",
-        quote(&status.kubeconfig.to_string_lossy())
-    );
+    let path = |path: &Path| quote(&path.to_string_lossy());
+    if !status.clusters.is_empty() {
+        println!("export KUBECONFIG={}", path(&status.kubeconfig));
+    }
     println!("export COBALT_LAB={}", quote(&status.name));
-    println!(
-        "export PATH={}:\"$PATH\"",
-        quote(&status.bin.to_string_lossy())
-    );
+    for (name, value) in status.access.iter().flat_map(Access::environment) {
+        println!("export {name}={}", quote(&value));
+    }
+    let own = status.dir.join("bin");
+    let programs = [own.is_dir().then_some(own), status.bin];
+    for dir in programs.into_iter().flatten() {
+        println!("export PATH={}:\"$PATH\"", path(&dir));
+    }
     Ok(())
 }
 

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::command::patience;
 use crate::net::Subnets;
 use crate::pki::{Pki, write_private};
+use crate::plan::Flavour;
 use crate::process::{Process, Recipe};
 
 /// The clusters of a region.
@@ -77,6 +78,12 @@ pub struct ClusterConfig {
     pub role: Role,
     /// How many real nodes.
     pub nodes: u8,
+    /// Whether it has Kubernetes; without it its nodes are machines of their own.
+    pub kubernetes: bool,
+    /// Whether its nodes are hypervisors, and of which flavours; nodes beyond the list are
+    /// `bookworm`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hypervisors: Option<Vec<Flavour>>,
     /// Node objects without a machine; the lab plays their kubelets.
     #[serde(default)]
     pub played_nodes: u32,
@@ -85,6 +92,21 @@ pub struct ClusterConfig {
     /// Whether the API server writes an audit log.
     #[serde(default)]
     pub audit: bool,
+}
+
+impl ClusterConfig {
+    /// A complete control plane without nodes.
+    pub fn new(role: Role) -> Self {
+        Self {
+            role,
+            nodes: 0,
+            kubernetes: true,
+            hypervisors: None,
+            played_nodes: 0,
+            controllers: true,
+            audit: false,
+        }
+    }
 }
 
 /// Where a cluster's processes find each other.

@@ -1,13 +1,16 @@
 //! What a lab shall be, and the two files by which others know it.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::{ClusterConfig, Role};
+use crate::light::LightConfig;
 use crate::net::Block;
 use crate::paths::write_atomic;
+use crate::plan::{Flavour, REGION};
+use crate::setup::Prepared;
 
 /// What a person or a test asks for.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -16,10 +19,35 @@ pub struct LabConfig {
     /// Its name; labs of different names live side by side.
     pub name: String,
     /// Its clusters.
+    #[serde(default)]
     pub clusters: Vec<ClusterConfig>,
+    /// OVN's databases and northd; hypervisors join them.
+    #[serde(default)]
+    pub ovn: bool,
+    /// OpenStack's control plane; hypervisors join it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub openstack: Option<OpenStackConfig>,
+    /// OpenStack without machines: real services, fake hypervisors.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub light: Option<LightConfig>,
+    /// A Redfish BMC for each node.
+    #[serde(default)]
+    pub bmc: bool,
     /// A process whose end ends the lab; none for a lab that stays.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<u32>,
+}
+
+/// What OpenStack shall have.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct OpenStackConfig {
+    /// How many servers are booted before the lab is ready.
+    #[serde(default)]
+    pub servers: u8,
+    /// MiB per second for live migrations; 0 for no limit. A few make them slow enough to watch.
+    #[serde(default)]
+    pub migration_bandwidth: u32,
 }
 
 impl LabConfig {
@@ -37,30 +65,12 @@ impl LabConfig {
                 "the lab's name {name:?} must have 1 to 32 of a-z, 0-9 and -, and not begin with -"
             );
         }
-        if self.clusters.is_empty() {
-            bail!("a lab needs at least one cluster");
+        if self.clusters.is_empty() && !self.ovn && self.openstack.is_none() && self.light.is_none()
+        {
+            bail!("a lab needs a cluster, OVN or OpenStack");
         }
         for (index, cluster) in self.clusters.iter().enumerate() {
-            if cluster.nodes > MAX_NODES {
-                bail!(
-                    "{} nodes in the {} cluster are more than {MAX_NODES}; for tests about \
-                     thousands use --played-nodes",
-                    cluster.nodes,
-                    cluster.role.name()
-                );
-            }
-            if cluster.played_nodes > MAX_PLAYED_NODES {
-                bail!(
-                    "{} played nodes are more than {MAX_PLAYED_NODES}",
-                    cluster.played_nodes
-                );
-            }
-            if cluster.nodes > 0 && !cluster.controllers {
-                bail!(
-                    "the {} cluster has nodes and no controllers",
-                    cluster.role.name()
-                );
-            }
+            self.validate_cluster(cluster)?;
             if self
                 .clusters
                 .iter()
@@ -70,36 +80,141 @@ impl LabConfig {
                 bail!("the {} cluster is named twice", cluster.role.name());
             }
         }
+        if self.openstack.is_some() && !self.ovn {
+            bail!("openstack needs ovn: Neutron keeps its networks there");
+        }
+        if self.openstack.is_some() && self.light.is_some() {
+            bail!("openstack and openstack-light exclude each other");
+        }
+        if let Some(openstack) = self.openstack.as_ref().filter(|o| o.servers > 0) {
+            let hosts = self.hypervisors().map_or(0, |cluster| cluster.nodes);
+            if hosts == 0 {
+                bail!("{} servers need hypervisors to run on", openstack.servers);
+            }
+        }
+        if self.bmc && !self.clusters.iter().any(|cluster| cluster.nodes > 0) {
+            bail!("bmc needs nodes whose power it switches");
+        }
         Ok(())
     }
 
-    /// Whether any cluster has real nodes.
-    pub fn has_nodes(&self) -> bool {
-        self.clusters.iter().any(|cluster| cluster.nodes > 0)
+    fn validate_cluster(&self, cluster: &ClusterConfig) -> Result<()> {
+        let role = cluster.role.name();
+        if cluster.nodes > MAX_NODES {
+            bail!(
+                "{} nodes in the {role} cluster are more than {MAX_NODES}; for tests about \
+                 thousands use --played-nodes",
+                cluster.nodes,
+            );
+        }
+        if cluster.played_nodes > MAX_PLAYED_NODES {
+            bail!(
+                "{} played nodes are more than {MAX_PLAYED_NODES}",
+                cluster.played_nodes
+            );
+        }
+        if cluster.kubernetes && cluster.nodes > 0 && !cluster.controllers {
+            bail!("the {role} cluster has nodes and no controllers");
+        }
+        match &cluster.hypervisors {
+            Some(_) if cluster.role != REGION => {
+                bail!("only the {} cluster has hypervisors", REGION.name())
+            }
+            Some(_) if cluster.nodes == 0 => bail!("hypervisors need nodes"),
+            Some(flavours) if flavours.len() > usize::from(cluster.nodes) => {
+                bail!(
+                    "{} flavours for {} nodes: name at most one for each",
+                    flavours.len(),
+                    cluster.nodes
+                )
+            }
+            None if !cluster.kubernetes => bail!("nodes without Kubernetes must be hypervisors"),
+            _ => Ok(()),
+        }
     }
 
-    /// Only the API server, without nodes and controllers.
-    pub fn api_only(name: impl Into<String>) -> Self {
+    /// Whether anything of it is a machine in namespaces, which needs root.
+    pub fn has_machines(&self) -> bool {
+        self.ovn || self.openstack.is_some() || self.clusters.iter().any(|c| c.nodes > 0)
+    }
+
+    /// The cluster of hypervisors.
+    pub fn hypervisors(&self) -> Option<&ClusterConfig> {
+        self.clusters
+            .iter()
+            .find(|cluster| cluster.hypervisors.is_some())
+    }
+
+    /// Whether any part of it is Kubernetes.
+    pub fn has_kubernetes(&self) -> bool {
+        self.clusters.iter().any(|cluster| cluster.kubernetes)
+    }
+
+    /// A lab without anything yet.
+    pub fn empty(name: impl Into<String>) -> Self {
         Self {
             name: name.into(),
-            clusters: vec![ClusterConfig {
-                role: Role::Hypervisor,
-                nodes: 0,
-                played_nodes: 0,
-                controllers: false,
-                audit: false,
-            }],
+            clusters: Vec::new(),
+            ovn: false,
+            openstack: None,
+            light: None,
+            bmc: false,
             owner: None,
         }
     }
 
-    /// A hypervisor cluster with real nodes.
-    pub fn with_nodes(name: impl Into<String>, nodes: u8) -> Self {
-        let mut config = Self::api_only(name);
-        for cluster in &mut config.clusters {
-            cluster.nodes = nodes;
-            cluster.controllers = true;
+    /// Only the API server, without nodes and controllers.
+    pub fn api_only(name: impl Into<String>) -> Self {
+        let mut cluster = ClusterConfig::new(Role::Hypervisor);
+        cluster.controllers = false;
+        Self {
+            clusters: vec![cluster],
+            ..Self::empty(name)
         }
+    }
+
+    /// A hypervisor cluster with plain nodes.
+    pub fn with_nodes(name: impl Into<String>, nodes: u8) -> Self {
+        let mut cluster = ClusterConfig::new(Role::Hypervisor);
+        cluster.nodes = nodes;
+        Self {
+            clusters: vec![cluster],
+            ..Self::empty(name)
+        }
+    }
+
+    /// One of each thing that must be built or downloaded; not a lab that could start.
+    pub fn everything() -> Self {
+        let flavours = [Flavour::Bookworm, Flavour::Trixie, Flavour::CloudHypervisor];
+        let mut config = Self::with_hypervisors("prepare", &flavours);
+        for cluster in &mut config.clusters {
+            cluster.kubernetes = true;
+        }
+        config.ovn = true;
+        config.openstack = Some(OpenStackConfig::default());
+        config.light = Some(LightConfig::hosts(1));
+        config.bmc = true;
+        config
+    }
+
+    /// Hypervisors of these flavours, without Kubernetes.
+    pub fn with_hypervisors(name: impl Into<String>, flavours: &[Flavour]) -> Self {
+        let mut config = Self::with_nodes(name, u8::try_from(flavours.len()).unwrap_or(u8::MAX));
+        for cluster in &mut config.clusters {
+            cluster.kubernetes = false;
+            cluster.hypervisors = Some(flavours.to_vec());
+        }
+        config
+    }
+
+    /// Everything: Kubernetes, hypervisors, OVN and OpenStack.
+    pub fn region(name: impl Into<String>, nodes: u8) -> Self {
+        let mut config = Self::with_nodes(name, nodes);
+        for cluster in &mut config.clusters {
+            cluster.hypervisors = Some(Vec::new());
+        }
+        config.ovn = true;
+        config.openstack = Some(OpenStackConfig::default());
         config
     }
 }
@@ -117,10 +232,8 @@ pub struct Order {
     pub config: LabConfig,
     /// Who asked; as long as the lab is not ready, their end ends it.
     pub starter: u32,
-    /// The Kubernetes programs.
-    pub bin: PathBuf,
-    /// The nodes' tree.
-    pub tree: Option<PathBuf>,
+    /// What it is made of.
+    pub prepared: Prepared,
 }
 
 /// What a sweep must know of a lab.
@@ -176,7 +289,29 @@ mod tests {
         for (error, wanted) in [
             (change(|c| c.name = "Region".into()), "must have 1 to 32"),
             (change(|c| c.name = "../x".into()), "must have 1 to 32"),
-            (change(|c| c.clusters.clear()), "at least one cluster"),
+            (change(|c| c.clusters.clear()), "needs a cluster"),
+            (
+                change(|c| c.openstack = Some(OpenStackConfig::default())),
+                "needs ovn",
+            ),
+            (
+                change(|c| c.clusters[0].kubernetes = false),
+                "must be hypervisors",
+            ),
+            (
+                change(|c| c.clusters[0].hypervisors = Some(vec![Flavour::Trixie; 4])),
+                "at most one for each",
+            ),
+            (
+                change(|c| {
+                    c.ovn = true;
+                    c.openstack = Some(OpenStackConfig {
+                        servers: 1,
+                        ..OpenStackConfig::default()
+                    });
+                }),
+                "need hypervisors",
+            ),
             (change(|c| c.clusters[0].nodes = 101), "--played-nodes"),
             (
                 change(|c| c.clusters[0].controllers = false),

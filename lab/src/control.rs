@@ -11,9 +11,11 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 
+use crate::access::Access;
 use crate::cluster::Role;
 use crate::command::patience;
 use crate::node::{Observed, Power};
+use crate::plan::Kind;
 use crate::report::{Event, Report};
 
 /// What can be asked of a supervisor.
@@ -39,7 +41,8 @@ pub enum Request {
     Fault {
         /// What to do.
         action: Fault,
-        /// A node, a unit of a node (`n1/kubelet`), or a process (`hypervisor/etcd`).
+        /// A machine, a unit or cable of it (`n1/kubelet`, `hv1/eno1`), or a process
+        /// (`hypervisor/etcd`).
         target: String,
     },
 }
@@ -54,7 +57,7 @@ pub enum Fault {
     Stop,
     /// Continue what was stopped.
     Cont,
-    /// Pull the network cable of a node.
+    /// Pull all network cables of a machine, or one.
     Cut,
     /// Undo every fault of the target.
     Heal,
@@ -94,13 +97,19 @@ pub struct Status {
     /// A kubeconfig with a context per cluster.
     pub kubeconfig: PathBuf,
     /// The Kubernetes programs.
-    pub bin: PathBuf,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bin: Option<PathBuf>,
     /// The addresses that it may use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub addresses: Option<String>,
+    /// How to log in to its OpenStack.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub access: Option<Access>,
     /// Its clusters.
     pub clusters: Vec<ClusterStatus>,
-    /// Its nodes.
+    /// Processes that belong to no cluster.
+    pub processes: Vec<ProcessStatus>,
+    /// Its machines.
     pub nodes: Vec<NodeStatus>,
 }
 
@@ -156,16 +165,22 @@ pub struct ProcessStatus {
     pub log: PathBuf,
 }
 
-/// A node of a lab.
+/// A machine of a lab.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeStatus {
     /// Its name.
     pub name: String,
-    /// Its cluster.
-    pub role: Role,
+    /// What it is.
+    pub kind: Kind,
+    /// The Kubernetes cluster that it is a node of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cluster: Option<Role>,
     /// Its address.
     pub address: std::net::Ipv4Addr,
+    /// Its BMC.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bmc: Option<String>,
     /// What is known of it.
     #[serde(flatten)]
     pub observed: Observed,

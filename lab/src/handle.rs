@@ -16,7 +16,7 @@ use crate::node::{Power, enter, new_uuid, pid_one};
 use crate::paths::{Paths, remove_tree};
 use crate::process::{MARK, log_end, open_log};
 use crate::report::Report;
-use crate::setup::{self, Prepared};
+use crate::setup::{self, Prepared, Python};
 use crate::{cluster, supervisor, sweep};
 
 /// A lab that has been started, by its directory.
@@ -30,9 +30,8 @@ impl Lab {
     /// program, which becomes the supervisor.
     pub async fn up(paths: &Paths, config: LabConfig, exe: &Path, report: &Report) -> Result<Self> {
         config.validate()?;
-        let with_nodes = config.has_nodes();
-        let prepared = setup::prepare(paths, with_nodes, report).await?;
-        if with_nodes {
+        let prepared = setup::prepare(paths, &config, report).await?;
+        if config.has_machines() {
             setup::check_inotify(&config)?;
         }
         let lab = Self::launch(paths, config, prepared, exe).await?;
@@ -91,15 +90,16 @@ impl Lab {
             block: None,
         };
         record.write(dir)?;
-        let nodes = prepared.nodes;
-        for layout in nodes.iter().flat_map(|nodes| &nodes.images) {
+        for layout in &prepared.images {
             supervisor::add_image(dir, layout)?;
+        }
+        if let Some(python) = &prepared.python {
+            write_client(dir, python)?;
         }
         let order = Order {
             config,
             starter: std::process::id(),
-            bin: prepared.bin,
-            tree: nodes.map(|nodes| nodes.tree),
+            prepared,
         };
         write_json(&dir.join("order.json"), &order)?;
         let log = logs.join("supervisor.log");
@@ -170,8 +170,15 @@ impl Lab {
 
     /// The directory of the Kubernetes programs.
     pub fn bin(&self) -> Result<PathBuf> {
+        self.prepared()?
+            .kubernetes
+            .context("this lab has no Kubernetes")
+    }
+
+    /// What it is made of.
+    pub fn prepared(&self) -> Result<Prepared> {
         let order: Order = read_json(&self.dir.join("order.json"))?;
-        Ok(order.bin)
+        Ok(order.prepared)
     }
 
     /// Waits until it is ready.
@@ -203,9 +210,11 @@ impl Lab {
             pid: None,
             dir: self.dir.clone(),
             kubeconfig: self.kubeconfig(),
-            bin: self.bin().unwrap_or_default(),
+            bin: self.bin().ok(),
             addresses: record.block.map(crate::net::Block::range),
+            access: None,
             clusters: Vec::new(),
+            processes: Vec::new(),
             nodes: Vec::new(),
         })
     }
@@ -269,4 +278,20 @@ impl Lab {
         }
         remove_tree(&self.dir)
     }
+}
+
+/// The `openstack` command of a lab: the client of its packages.
+fn write_client(dir: &Path, python: &Python) -> Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    let bin = dir.join("bin");
+    std::fs::create_dir_all(&bin).with_context(|| format!("failed to make {}", bin.display()))?;
+    let program = bin.join("openstack");
+    let script = format!(
+        "#!/bin/sh\nPYTHONPATH='{}' PYTHONWARNINGS=ignore exec '{}' -m openstackclient.shell \"$@\"\n",
+        python.packages.display(),
+        python.program.display()
+    );
+    std::fs::write(&program, script)
+        .and_then(|()| std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)))
+        .with_context(|| format!("failed to write {}", program.display()))
 }

@@ -12,23 +12,32 @@
 //! The supervisor owns everything that runs and takes it down when it ends. When it dies it can
 //! take nothing down: then [`sweep`] removes what carries its id.
 
+pub mod access;
 pub mod binaries;
+pub mod bmc;
 pub mod cgroup;
 pub mod cli;
+pub mod cloud_hypervisor;
 pub mod cluster;
 pub mod command;
 pub mod config;
 pub mod control;
 pub mod dns;
+pub mod firewall;
+pub mod guests;
 pub mod handle;
 pub mod images;
+pub mod light;
 pub mod net;
 pub mod node;
 pub mod oci;
+pub mod openstack;
 pub mod paths;
 pub mod pki;
+pub mod plan;
 pub mod played;
 pub mod process;
+pub mod python;
 pub mod registry;
 pub mod report;
 pub mod setup;

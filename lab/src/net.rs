@@ -1,4 +1,4 @@
-//! Addresses, the bridge of a cluster and the links of nodes.
+//! Addresses, the bridge of a cluster and the cables of its machines.
 //!
 //! A lab owns one /13 of 10.128.0.0/9. Its first act is an `unreachable` route for all of it,
 //! so that no packet for a lab address can leave the machine when a bridge is missing; adding
@@ -85,6 +85,16 @@ impl Block {
         }
     }
 
+    /// The address at which a hypervisor ends its tunnels.
+    pub fn tunnel(self, index: u8) -> Ipv4Addr {
+        Ipv4Addr::new(10, self.octet + 6, 0, index.saturating_add(10))
+    }
+
+    /// The network of virtual machines; it exists in tunnels only.
+    pub fn tenant(self) -> String {
+        format!("10.{}.0.0/24", self.octet + 7)
+    }
+
     /// The whole range in CIDR notation.
     pub fn range(self) -> String {
         format!("{}/13", self.first())
@@ -104,6 +114,16 @@ impl Subnets {
     /// The address of a node, counted from 1.
     pub fn node(self, index: u8) -> Ipv4Addr {
         Ipv4Addr::new(10, self.block.octet, self.cluster, index.saturating_add(10))
+    }
+
+    /// The address of a machine that is no node: OpenStack, OVN, switches.
+    pub fn control(self, index: u8) -> Ipv4Addr {
+        Ipv4Addr::new(
+            10,
+            self.block.octet,
+            self.cluster,
+            index.saturating_add(200),
+        )
     }
 
     /// The range of Services.
@@ -142,89 +162,162 @@ pub async fn add_bridge(name: &str, subnets: Subnets) -> Result<()> {
     .with_context(|| format!("failed to make the bridge {name}"))
 }
 
-/// What a node's network looks like; made anew at each boot, as after a real power cycle.
+/// What a machine's network looks like; made anew at each boot, as after a real power cycle.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct NodeLink {
     /// The network namespace.
     pub netns: String,
-    /// The machine's end of the cable.
+    /// The outer end of the cable to the bridge.
     pub link: String,
-    /// The cluster's bridge.
+    /// The bridge.
     pub bridge: String,
+    /// Its address on the bridge.
+    pub address: Ipv4Addr,
+    /// The routes of a Kubernetes node.
+    pub pods: Option<PodRoutes>,
+    /// Cables to other machines.
+    pub cables: Vec<Cable>,
+}
+
+/// How the pods of a cluster's nodes reach each other.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct PodRoutes {
     /// The cluster's addresses.
     pub subnets: Subnets,
     /// The node's number, from 1.
     pub index: u8,
-    /// The numbers of all nodes of the cluster.
+    /// How many nodes the cluster has.
     pub count: u8,
 }
 
+/// One end of a cable between two machines. Cables are laid once and outlive the power of both:
+/// who loses power disappears from the other end, as on real hardware, and takes no interface
+/// away there. While a machine is off its end hangs in the rack, a namespace of its own.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cable {
+    /// The interface here.
+    pub name: String,
+    /// Its name in the rack.
+    pub parked: String,
+    /// The rack.
+    pub rack: String,
+    /// The other machine's network namespace.
+    pub peer: String,
+    /// The interface there.
+    pub peer_name: String,
+}
+
+/// Lays cables: pairs of ends, by their names in the rack.
+pub async fn lay_cables(rack: &str, cables: &[(String, String)]) -> Result<()> {
+    if cables.is_empty() {
+        return Ok(());
+    }
+    run("ip", ["netns", "add", rack]).await?;
+    let lines: Vec<String> = cables
+        .iter()
+        .map(|(one, other)| format!("link add {one} type veth peer name {other}"))
+        .collect();
+    Run::new("ip", ["-n", rack, "-batch", "-"])
+        .input(lines.join("\n"))
+        .output()
+        .await
+        .context("failed to lay cables between machines")
+        .map(drop)
+}
+
 impl NodeLink {
-    /// Plugs the node in.
+    /// Plugs the machine in.
     pub async fn plug(&self) -> Result<()> {
         let Self {
             netns,
             link,
             bridge,
+            address,
+            ..
+        } = self;
+        run("ip", ["netns", "add", netns]).await?;
+        let mut outside = vec![
+            format!("link add {link} type veth peer name eth0 netns {netns}"),
+            format!("link set {link} master {bridge} up"),
+        ];
+        let mut inside = vec![
+            "link set lo up".into(),
+            format!("addr add {address}/24 dev eth0"),
+            "link set eth0 up".into(),
+        ];
+        if let Some(PodRoutes {
             subnets,
             index,
             count,
-        } = self;
-        run("ip", ["netns", "add", netns]).await?;
-        let mut lines = vec![
-            format!("link add {link} type veth peer name eth0 netns {netns}"),
-            format!("link set {link} master {bridge} up"),
+        }) = &self.pods
+        {
             // The machine itself reaches pods too: webhooks, tests.
-            format!(
-                "route replace {} via {}",
-                subnets.pods_of(*index),
-                subnets.node(*index)
-            ),
-        ];
-        batch(&lines).await?;
-        lines = vec![
-            "link set lo up".into(),
-            format!("addr add {}/24 dev eth0", subnets.node(*index)),
-            "link set eth0 up".into(),
+            let pods = subnets.pods_of(*index);
+            outside.push(format!("route replace {pods} via {address}"));
             // Only for the look-up: kube-proxy rewrites the address.
-            format!("route add {} dev eth0", subnets.services()),
-        ];
-        for other in (1..=*count).filter(|other| other != index) {
-            lines.push(format!(
-                "route add {} via {}",
-                subnets.pods_of(other),
-                subnets.node(other)
-            ));
+            inside.push(format!("route add {} dev eth0", subnets.services()));
+            for other in (1..=*count).filter(|other| other != index) {
+                let (pods, via) = (subnets.pods_of(other), subnets.node(other));
+                inside.push(format!("route add {pods} via {via}"));
+            }
         }
+        batch(&outside).await?;
         Run::new("ip", ["-n", netns, "-batch", "-"])
-            .input(lines.join("\n"))
+            .input(inside.join("\n"))
             .output()
             .await
-            .with_context(|| format!("failed to set up the network of {netns}"))
-            .map(drop)
+            .with_context(|| format!("failed to set up the network of {netns}"))?;
+        for cable in &self.cables {
+            let Cable {
+                name, parked, rack, ..
+            } = cable;
+            let here = [
+                "-n", rack, "link", "set", parked, "netns", netns, "name", name,
+            ];
+            run("ip", here).await?;
+            run("ip", ["-n", netns, "link", "set", name, "up"]).await?;
+        }
+        Ok(())
     }
 
     /// Unplugs it and forgets the namespace. What is gone already is fine.
     pub async fn unplug(&self) {
+        let netns = &self.netns;
+        for cable in &self.cables {
+            let Cable {
+                name, parked, rack, ..
+            } = cable;
+            drop(run("ip", ["-n", netns, "link", "set", name, "down"]).await);
+            let back = [
+                "-n", netns, "link", "set", name, "netns", rack, "name", parked,
+            ];
+            drop(run("ip", back).await);
+        }
         // Deleting the link first makes it vanish at once; with the namespace alone it lingers.
         drop(run("ip", ["link", "del", &self.link]).await);
-        drop(run("ip", ["netns", "del", &self.netns]).await);
+        drop(run("ip", ["netns", "del", netns]).await);
     }
 
-    /// Pulls or reconnects the cable.
+    /// Pulls or reconnects the cable to the bridge.
     pub async fn set_carrier(&self, connected: bool) -> Result<()> {
-        let state = if connected { "up" } else { "down" };
-        run("ip", ["link", "set", &self.link, state]).await?;
-        if connected {
+        run("ip", ["link", "set", &self.link, state(connected)]).await?;
+        if let Some(pods) = self.pods.as_ref().filter(|_| connected) {
             // The kernel dropped the route with the link.
-            let (pods, node) = (
-                self.subnets.pods_of(self.index),
-                self.subnets.node(self.index),
-            );
-            run("ip", ["route", "replace", &pods, "via", &node.to_string()]).await?;
+            let (pods, node) = (pods.subnets.pods_of(pods.index), self.address.to_string());
+            run("ip", ["route", "replace", &pods, "via", &node]).await?;
         }
         Ok(())
     }
+
+    /// Pulls or reconnects a cable to another machine, at the other end, as a switch would.
+    pub async fn set_cable(&self, cable: &Cable, connected: bool) -> Result<()> {
+        let (peer, name) = (&cable.peer, &cable.peer_name);
+        run("ip", ["-n", peer, "link", "set", name, state(connected)]).await
+    }
+}
+
+fn state(connected: bool) -> &'static str {
+    if connected { "up" } else { "down" }
 }
 
 async fn batch(lines: &[String]) -> Result<()> {
@@ -308,7 +401,12 @@ mod tests {
     #[test]
     fn ranges_of_one_lab_are_apart() {
         let block = Block { octet: 248 };
-        let mut seen: Vec<(Ipv4Addr, u8)> = Vec::new();
+        let mut seen: Vec<(Ipv4Addr, u8)> = parse_routes(&format!(
+            "{}/24\n{}",
+            Ipv4Addr::from(u32::from(block.tunnel(0)) & 0xffff_ff00),
+            block.tenant()
+        ));
+        assert!(seen.iter().all(|&r| overlaps(r, (block.first(), 13))));
         for index in 0..5 {
             let subnets = block.cluster(index);
             for range in [

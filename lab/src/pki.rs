@@ -1,4 +1,4 @@
-//! Certificates, keys and kubeconfigs of one cluster. They live as long as the lab.
+//! Certificates and keys: of a Kubernetes cluster, and of libvirt. They live as long as the lab.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -10,11 +10,15 @@ use rcgen::{
 };
 use serde_json::json;
 
-/// The certificate authorities of a cluster and the directory of its files.
+/// A certificate authority.
+#[derive(Debug)]
+pub struct Authority(CertifiedIssuer<'static, KeyPair>);
+
+/// The certificate authority of a cluster and the directory of its files.
 #[derive(Debug)]
 pub struct Pki {
     dir: PathBuf,
-    ca: CertifiedIssuer<'static, KeyPair>,
+    ca: Authority,
 }
 
 /// A certificate and its key, as PEM.
@@ -31,16 +35,16 @@ impl Pki {
     pub fn create(dir: &Path, api_addresses: &[IpAddr]) -> Result<Self> {
         std::fs::create_dir_all(dir)
             .with_context(|| format!("failed to make {}", dir.display()))?;
-        let ca = authority("kubernetes")?;
-        let front = authority("front-proxy")?;
+        let ca = Authority::new("kubernetes")?;
+        let front = Authority::new("front-proxy")?;
         let pki = Self {
             dir: dir.to_owned(),
             ca,
         };
         pki.write("ca.crt", &pki.ca.pem())?;
-        pki.write("ca.key", &pki.ca.key().serialize_pem())?;
+        pki.write("ca.key", &pki.ca.0.key().serialize_pem())?;
         pki.write("front-ca.crt", &front.pem())?;
-        pki.save("front-client", &issue(&front, "front-proxy", None, &[])?)?;
+        pki.save("front-client", &front.issue("front-proxy", None, &[])?)?;
 
         let accounts = KeyPair::generate()?;
         pki.write("service-accounts.key", &accounts.serialize_pem())?;
@@ -60,10 +64,7 @@ impl Pki {
         ] {
             names.push(SanType::DnsName(name.try_into()?));
         }
-        pki.save(
-            "apiserver",
-            &issue(&pki.ca, "kube-apiserver", None, &names)?,
-        )?;
+        pki.save("apiserver", &pki.ca.issue("kube-apiserver", None, &names)?)?;
         pki.save(
             "apiserver-kubelet-client",
             &pki.client("kube-apiserver", "system:masters")?,
@@ -73,21 +74,14 @@ impl Pki {
 
     /// A client certificate for a user in a group.
     pub fn client(&self, user: &str, group: &str) -> Result<Identity> {
-        issue(&self.ca, user, Some(group), &[])
+        self.ca.issue(user, Some(group), &[])
     }
 
     /// The certificate of a kubelet: it serves with it and is the node's identity.
     pub fn node(&self, name: &str, address: IpAddr) -> Result<Identity> {
-        let names = [
-            SanType::DnsName(name.try_into()?),
-            SanType::IpAddress(address),
-        ];
-        issue(
-            &self.ca,
-            &format!("system:node:{name}"),
-            Some("system:nodes"),
-            &names,
-        )
+        let user = format!("system:node:{name}");
+        self.ca
+            .issue(&user, Some("system:nodes"), &host_names(name, address)?)
     }
 
     /// The certificate of the cluster's authority.
@@ -151,46 +145,71 @@ pub fn write_private(path: &Path, content: &str) -> Result<()> {
         .with_context(|| format!("failed to write {}", path.display()))
 }
 
-fn authority(name: &str) -> Result<CertifiedIssuer<'static, KeyPair>> {
-    let mut params = CertificateParams::new(Vec::new())?;
-    params.distinguished_name.push(DnType::CommonName, name);
-    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    params.key_usages = vec![
-        KeyUsagePurpose::KeyCertSign,
-        KeyUsagePurpose::CrlSign,
-        KeyUsagePurpose::DigitalSignature,
-    ];
-    validity(&mut params);
-    Ok(CertifiedIssuer::self_signed(params, KeyPair::generate()?)?)
+impl Authority {
+    /// Makes one.
+    pub fn new(name: &str) -> Result<Self> {
+        let mut params = CertificateParams::new(Vec::new())?;
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![
+            KeyUsagePurpose::KeyCertSign,
+            KeyUsagePurpose::CrlSign,
+            KeyUsagePurpose::DigitalSignature,
+        ];
+        validity(&mut params);
+        let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate()?)?;
+        Ok(Self(issuer))
+    }
+
+    /// Its own certificate, as PEM.
+    pub fn pem(&self) -> String {
+        self.0.pem()
+    }
+
+    /// A certificate with which a host serves and calls others.
+    pub fn host(&self, name: &str, address: IpAddr) -> Result<Identity> {
+        self.issue(name, None, &host_names(name, address)?)
+    }
+
+    /// A certificate for a client.
+    pub fn client(&self, name: &str) -> Result<Identity> {
+        self.issue(name, None, &[])
+    }
+
+    fn issue(&self, user: &str, group: Option<&str>, names: &[SanType]) -> Result<Identity> {
+        let mut params = CertificateParams::new(Vec::new())?;
+        params.subject_alt_names = names.to_vec();
+        params.distinguished_name.push(DnType::CommonName, user);
+        if let Some(group) = group.filter(|group| !group.is_empty()) {
+            params
+                .distinguished_name
+                .push(DnType::OrganizationName, group);
+        }
+        params.key_usages = vec![
+            KeyUsagePurpose::DigitalSignature,
+            // libvirt refuses certificates without it.
+            KeyUsagePurpose::KeyEncipherment,
+        ];
+        params.extended_key_usages = vec![
+            ExtendedKeyUsagePurpose::ServerAuth,
+            ExtendedKeyUsagePurpose::ClientAuth,
+        ];
+        params.use_authority_key_identifier_extension = true;
+        validity(&mut params);
+        let key = KeyPair::generate()?;
+        let certificate = params.signed_by(&key, &self.0)?;
+        Ok(Identity {
+            certificate: certificate.pem(),
+            key: key.serialize_pem(),
+        })
+    }
 }
 
-fn issue(
-    issuer: &CertifiedIssuer<'static, KeyPair>,
-    user: &str,
-    group: Option<&str>,
-    names: &[SanType],
-) -> Result<Identity> {
-    let mut params = CertificateParams::new(Vec::new())?;
-    params.subject_alt_names = names.to_vec();
-    params.distinguished_name.push(DnType::CommonName, user);
-    if let Some(group) = group.filter(|group| !group.is_empty()) {
-        params
-            .distinguished_name
-            .push(DnType::OrganizationName, group);
-    }
-    params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-    params.extended_key_usages = vec![
-        ExtendedKeyUsagePurpose::ServerAuth,
-        ExtendedKeyUsagePurpose::ClientAuth,
-    ];
-    params.use_authority_key_identifier_extension = true;
-    validity(&mut params);
-    let key = KeyPair::generate()?;
-    let certificate = params.signed_by(&key, issuer)?;
-    Ok(Identity {
-        certificate: certificate.pem(),
-        key: key.serialize_pem(),
-    })
+fn host_names(name: &str, address: IpAddr) -> Result<[SanType; 2]> {
+    Ok([
+        SanType::DnsName(name.try_into()?),
+        SanType::IpAddress(address),
+    ])
 }
 
 /// From yesterday, for clocks that are a little off, for a year: longer than any lab lives.

@@ -1,9 +1,11 @@
-//! The Debian root file system that all nodes share, made once with mmdebstrap.
+//! The Debian root file systems that all machines of a lab share, made once with mmdebstrap.
 //!
-//! It is the read-only lower layer of every node. Nothing in it may reach the machine below:
-//! what would load modules, set machine-wide kernel settings or touch disks is masked here.
+//! A tree is the read-only lower layer of every machine of its suite. It has the packages of all
+//! roles and enables none of their units: what a machine is decides its own layer. Nothing in it
+//! may reach the machine below: what would load modules, set machine-wide kernel settings or
+//! touch disks is masked here.
 
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -14,24 +16,76 @@ use crate::command::Run;
 use crate::paths::{Paths, lock, remove_tree};
 use crate::report::Report;
 
-const SUITE: &str = "bookworm";
+/// A Debian release.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Suite {
+    /// Debian 12: systemd 252, libvirt 9.0, QEMU 7.2, OVS 3.1.
+    Bookworm,
+    /// Debian 13: systemd 257, libvirt 11.3, QEMU 10.0, OVS 3.5.
+    Trixie,
+}
 
+impl Suite {
+    /// As Debian calls it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Bookworm => "bookworm",
+            Self::Trixie => "trixie",
+        }
+    }
+
+    /// The Python of the release.
+    pub fn python(self) -> &'static str {
+        match self {
+            Self::Bookworm => "3.11",
+            Self::Trixie => "3.13",
+        }
+    }
+
+    fn packages(self) -> Vec<&'static str> {
+        let mut all = PACKAGES.to_vec();
+        if self == Self::Bookworm {
+            all.extend(CONTROL_PLANE_PACKAGES);
+        }
+        all
+    }
+}
+
+/// What any node may be: a Kubernetes node, a hypervisor, a switch.
 const PACKAGES: &[&str] = &[
     "ca-certificates",
     "conntrack",
     "containerd",
     "containernetworking-plugins",
     "dbus",
+    "ethtool",
     "iproute2",
     "iptables",
+    "iputils-ping",
     "kmod",
     "libpam-systemd",
+    "libvirt-clients",
+    "libvirt-daemon-driver-qemu",
+    "libvirt-daemon-system",
+    "netcat-openbsd",
+    "openvswitch-switch",
+    "ovn-host",
     "procps",
+    "python3",
+    "python3-libvirt",
+    "python3-setuptools",
+    "qemu-system-x86",
+    "qemu-utils",
     "runc",
     "systemd",
+    "systemd-container",
     "systemd-sysv",
+    "tcpdump",
     "udev",
 ];
+
+/// The machines of OVN's and OpenStack's control planes are all bookworm.
+const CONTROL_PLANE_PACKAGES: &[&str] = &["mariadb-server", "ovn-central", "rabbitmq-server"];
 
 /// Terminals, timers, and units that are about the machine below.
 const MASKED: &[&str] = &[
@@ -45,6 +99,7 @@ const MASKED: &[&str] = &[
     "fstrim.timer",
     "getty.target",
     "getty@.service",
+    "libvirt-guests.service",
     "logrotate.timer",
     "modprobe@.service",
     "sys-fs-fuse-connections.mount",
@@ -56,35 +111,75 @@ const MASKED: &[&str] = &[
     "systemd-pstore.service",
     "systemd-sysctl.service",
     "systemd-tmpfiles-clean.timer",
+    "uuidd.socket",
 ];
 
-/// Files that all nodes share.
-const FILES: &[(&str, &str)] = &[
+/// Whatever packages enabled is disabled again by emptying these directories.
+const WANTED: &[&str] = &[
+    "etc/systemd/system/multi-user.target.wants",
+    "etc/systemd/system/openvswitch-switch.service.requires",
+    "etc/systemd/system/sockets.target.wants",
+];
+
+/// Files that all machines share, and their modes.
+const FILES: &[(&str, u32, &str)] = &[
     (
-        // The journal is in the node's own /var, so it can be read after a crash.
+        // The journal is in the machine's own /var, so it can be read after a crash.
         "etc/systemd/journald.conf.d/lab.conf",
+        0o644,
         "[Journal]\nStorage=persistent\nSystemMaxUse=64M\nReadKMsg=no\nRateLimitBurst=0\n\
          SyncIntervalSec=5s\n",
     ),
     (
         "etc/systemd/system.conf.d/lab.conf",
+        0o644,
         "[Manager]\nDefaultTimeoutStopSec=10s\nDefaultTasksMax=infinity\n",
     ),
-    ("etc/machine-id", ""),
-    ("etc/resolv.conf", ""),
+    (
+        // It would try to load the kernel's datapath and, failing that, unload the bridge module
+        // of the machine below, with every bridge that is there.
+        "usr/share/openvswitch/scripts/ovs-kmod-ctl",
+        0o755,
+        "#!/bin/sh\nexit 0\n",
+    ),
+    (
+        "etc/libvirt/libvirtd.conf",
+        0o644,
+        "host_uuid_source = \"machine-id\"\nunix_sock_rw_perms = \"0770\"\n\
+         auth_unix_rw = \"none\"\nauth_unix_ro = \"none\"\nauth_tcp = \"none\"\n\
+         max_clients = 500\nkeepalive_interval = 5\nkeepalive_count = 5\n",
+    ),
+    (
+        "etc/libvirt/qemu.conf",
+        0o644,
+        "user = \"root\"\ngroup = \"root\"\ndynamic_ownership = 0\nremember_owner = 0\n\
+         security_driver = \"none\"\nmax_core = 0\nkeepalive_interval = 5\n\
+         keepalive_count = 5\n",
+    ),
+    // Debian's default is to end when idle.
+    ("etc/default/libvirtd", 0o644, "LIBVIRTD_ARGS=\n"),
+    ("etc/machine-id", 0o444, ""),
+    ("etc/resolv.conf", 0o644, ""),
 ];
 
-/// Removed after the installation: what would identify one machine, and the brake on services.
+/// Removed after the installation: what would identify one machine, the brake on services, and
+/// what every machine would carry along in its /var for nothing.
 const REMOVED: &[&str] = &[
     "usr/sbin/policy-rc.d",
     "var/lib/dbus/machine-id",
     "etc/hostname",
+    "etc/machine-id",
     "etc/resolv.conf",
+    "etc/libvirt/qemu/networks/autostart/default.xml",
+    "var/cache/apt",
+    "var/lib/apt/lists",
+    "var/lib/dpkg/info",
+    "var/lib/mysql",
 ];
 
-/// The tree's directory; made when it is not there (about a minute).
-pub async fn ensure(paths: &Paths, report: &Report) -> Result<PathBuf> {
-    let tree = location(paths);
+/// A tree's directory; made when it is not there (one to two minutes).
+pub async fn ensure(paths: &Paths, suite: Suite, report: &Report) -> Result<PathBuf> {
+    let tree = location(paths, suite);
     if tree.is_dir() {
         return Ok(tree);
     }
@@ -95,13 +190,13 @@ pub async fn ensure(paths: &Paths, report: &Report) -> Result<PathBuf> {
         return Ok(tree);
     }
     let step = report.long_step(
-        format!("make the nodes' Debian tree ({SUITE})"),
-        Duration::from_secs(75),
+        format!("make the machines' Debian tree ({})", suite.name()),
+        Duration::from_secs(100),
     );
     // What an interrupted run left. The lock is ours, so nobody is writing it.
     let partial = tree.with_extension("partial");
     remove_tree(&partial)?;
-    debootstrap(&partial).await?;
+    debootstrap(suite, &partial).await?;
     configure(&partial)?;
     std::fs::rename(&partial, &tree)
         .with_context(|| format!("failed to install {}", tree.display()))?;
@@ -109,19 +204,26 @@ pub async fn ensure(paths: &Paths, report: &Report) -> Result<PathBuf> {
     Ok(tree)
 }
 
-/// Whether the tree exists already.
-pub fn is_ready(paths: &Paths) -> bool {
-    location(paths).is_dir()
+/// Whether a tree exists already.
+pub fn is_ready(paths: &Paths, suite: Suite) -> bool {
+    location(paths, suite).is_dir()
 }
 
 /// Keyed by everything that makes it, so that a changed recipe gives a new tree.
-fn location(paths: &Paths) -> PathBuf {
+fn location(paths: &Paths, suite: Suite) -> PathBuf {
     let mut hasher = Sha256::new();
-    for word in PACKAGES.iter().chain(MASKED).chain(REMOVED) {
+    for word in suite
+        .packages()
+        .iter()
+        .chain(MASKED)
+        .chain(WANTED)
+        .chain(REMOVED)
+    {
         hasher.update(word);
     }
-    for (name, content) in FILES {
+    for (name, mode, content) in FILES {
         hasher.update(name);
+        hasher.update(mode.to_le_bytes());
         hasher.update(content);
     }
     let hash: String = hasher
@@ -130,19 +232,24 @@ fn location(paths: &Paths) -> PathBuf {
         .take(6)
         .map(|b| format!("{b:02x}"))
         .collect();
-    paths.cache.join(format!("tree-{SUITE}-{hash}"))
+    paths.cache.join(format!("tree-{}-{hash}", suite.name()))
 }
 
-async fn debootstrap(target: &Path) -> Result<()> {
-    let include = format!("--include={}", PACKAGES.join(","));
+async fn debootstrap(suite: Suite, target: &Path) -> Result<()> {
+    let include = format!("--include={}", suite.packages().join(","));
     // No service may start while packages are installed.
     let brake = "--essential-hook=mkdir -p \"$1/usr/sbin\" && \
                  printf '#!/bin/sh\\nexit 101\\n' >\"$1/usr/sbin/policy-rc.d\" && \
                  chmod 755 \"$1/usr/sbin/policy-rc.d\"";
+    // An mmdebstrap that is older than the suite cannot unpack its base without this hook.
+    let merged = Path::new("/usr/share/mmdebstrap/hooks/merged-usr");
+    let newer = (suite != Suite::Bookworm && merged.is_dir())
+        .then(|| format!("--hook-dir={}", merged.display()));
     Run::new(
         "mmdebstrap",
         ["--quiet", "--variant=minbase", &include, brake],
     )
+    .arguments(newer)
     .arguments([
         "--aptopt=APT::Install-Recommends \"false\"",
         "--aptopt=Acquire::Languages \"none\"",
@@ -151,41 +258,56 @@ async fn debootstrap(target: &Path) -> Result<()> {
         "--dpkgopt=path-exclude=/usr/share/doc/*",
         "--dpkgopt=path-exclude=/usr/share/locale/*",
         "--dpkgopt=path-exclude=/usr/share/info/*",
-        SUITE,
+        suite.name(),
     ])
     .arguments([target])
     .deadline(Duration::from_secs(20 * 60))
     .output()
     .await
-    .context("failed to make the nodes' Debian tree")
+    .with_context(|| {
+        format!(
+            "failed to make the machines' Debian tree ({}); is Debian's archive reachable?",
+            suite.name()
+        )
+    })
     .map(drop)
 }
 
 fn configure(tree: &Path) -> Result<()> {
     for name in REMOVED {
-        let path = tree.join(name);
-        if path.symlink_metadata().is_ok() {
-            std::fs::remove_file(&path)
-                .with_context(|| format!("failed to remove {}", path.display()))?;
+        remove(&tree.join(name))?;
+    }
+    for name in WANTED {
+        let dir = tree.join(name);
+        for entry in std::fs::read_dir(&dir).into_iter().flatten().flatten() {
+            remove(&entry.path())?;
         }
     }
-    for (name, content) in FILES {
+    for (name, mode, content) in FILES {
         let path = tree.join(name);
         if let Some(parent) = path.parent() {
             std::fs::create_dir_all(parent)
                 .with_context(|| format!("failed to make {}", parent.display()))?;
         }
         std::fs::write(&path, content)
+            .and_then(|()| std::fs::set_permissions(&path, std::fs::Permissions::from_mode(*mode)))
             .with_context(|| format!("failed to write {}", path.display()))?;
     }
     for unit in MASKED {
         let link = tree.join("etc/systemd/system").join(unit);
-        if link.symlink_metadata().is_ok() {
-            std::fs::remove_file(&link)
-                .with_context(|| format!("failed to remove {}", link.display()))?;
-        }
+        remove(&link)?;
         symlink("/dev/null", &link)
             .with_context(|| format!("failed to mask {unit} in {}", tree.display()))?;
     }
     Ok(())
+}
+
+/// Removes a file, a link or a directory; what is not there is fine.
+fn remove(path: &Path) -> Result<()> {
+    match path.symlink_metadata() {
+        Ok(data) if data.is_dir() => remove_tree(path),
+        Ok(_) => std::fs::remove_file(path)
+            .with_context(|| format!("failed to remove {}", path.display())),
+        Err(_) => Ok(()),
+    }
 }

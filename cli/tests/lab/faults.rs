@@ -1,9 +1,9 @@
 //! Nodes and processes are broken, and come back.
 
-use cobalt_lab::Lab;
 use cobalt_lab::control::Fault;
 use cobalt_lab::node::Power;
 use cobalt_lab::report::Report;
+use cobalt_lab::{Lab, LabConfig};
 
 use crate::{cobalt_ok, kubectl, lab, name, wait_for_ready};
 
@@ -14,7 +14,7 @@ fn boot_id(lab: &Lab) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_is_cut_killed_or_crashed_comes_back() {
-    let lab = lab("faults", 2).await;
+    let lab = lab(LabConfig::with_nodes("faults", 2)).await;
     let boot_id = || boot_id(&lab);
     let silent = Report::silent();
 
@@ -60,7 +60,7 @@ async fn a_node_that_is_cut_killed_or_crashed_comes_back() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_can_switch_itself_off_and_on_again() {
-    let lab = lab("self", 1).await;
+    let lab = lab(LabConfig::with_nodes("self", 1)).await;
     let boots = || async { lab.status().await.unwrap().nodes[0].observed.boots };
     assert_eq!(boots().await, 1);
     let before = boot_id(&lab);

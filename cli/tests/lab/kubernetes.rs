@@ -17,7 +17,7 @@ const WORKLOADS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/lab/workload
 
 #[tokio::test(flavor = "multi_thread")]
 async fn three_nodes_run_every_kind_of_workload() {
-    let lab = lab("work", 3).await;
+    let lab = lab(LabConfig::with_nodes("work", 3)).await;
     kubectl(&lab, &["apply", "-f", WORKLOADS]);
 
     let wait = |what: &str| kubectl(&lab, &["rollout", "status", what, "--timeout=120s"]);
@@ -102,7 +102,10 @@ async fn three_nodes_run_every_kind_of_workload() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn two_labs_live_side_by_side() {
-    let (one, two) = tokio::join!(lab("one", 1), lab("two", 1));
+    let (one, two) = tokio::join!(
+        lab(LabConfig::with_nodes("one", 1)),
+        lab(LabConfig::with_nodes("two", 1))
+    );
     let (first, second) = (one.status().await.unwrap(), two.status().await.unwrap());
     assert_ne!(first.id, second.id);
     assert_ne!(first.addresses, second.addresses);
@@ -183,7 +186,7 @@ async fn played_nodes_are_ready_and_keep_their_leases() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_kubelet_may_write_its_own_node_only() {
-    let lab = lab("auth", 2).await;
+    let lab = lab(LabConfig::with_nodes("auth", 2)).await;
     let node = |config: &str, arguments: &[&str]| {
         let mut command = vec!["lab", "exec", "--name", name(&lab), "n1", "--", "kubectl"];
         command.extend(["--kubeconfig", config]);

@@ -2,6 +2,7 @@
 
 use std::process::{Command, Stdio};
 
+use cobalt_lab::LabConfig;
 use cobalt_lab::process::signal_pid;
 use rustix::process::Signal;
 
@@ -11,7 +12,7 @@ use crate::{cobalt, cobalt_ok, cobalt_refused, lab, name};
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lab_that_goes_down_leaves_nothing_and_changes_no_setting() {
     let before = settings();
-    let lab = lab("tidy", 1).await;
+    let lab = lab(LabConfig::with_nodes("tidy", 1)).await;
     let status = lab.status().await.unwrap();
     assert!(Machine::of(&status.id).is_inhabited());
     assert_eq!(
@@ -31,7 +32,7 @@ async fn a_lab_that_goes_down_leaves_nothing_and_changes_no_setting() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_killed_lab_left_is_removed_by_clean() {
-    let lab = lab("killed", 2).await;
+    let lab = lab(LabConfig::with_nodes("killed", 2)).await;
     let status = lab.status().await.unwrap();
     signal_pid(status.pid.unwrap(), Signal::KILL).unwrap();
     let left = Machine::of(&status.id);

@@ -3,11 +3,17 @@
 // Helpers of tests may fail loudly, as tests do.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing)]
 
+mod bmc;
+mod cloud;
 mod commands;
 mod faults;
+mod hypervisors;
 mod kubernetes;
 mod leftovers;
+mod light;
 mod machine;
+mod networks;
+mod openstack;
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -60,14 +66,43 @@ impl std::ops::Deref for TestLab {
     }
 }
 
-/// Starts a lab. All tests together have four nodes at a time: more would be slower on two
-/// cores, and the kernel allows a user only so many inotify instances.
-async fn lab(name: &str, nodes: u8) -> TestLab {
-    static NODES: Semaphore = Semaphore::const_new(4);
-    let _share = NODES.acquire_many(u32::from(nodes)).await.unwrap();
-    let lab = cobalt_lab::testing::lab(LabConfig::with_nodes(name, nodes))
-        .await
-        .unwrap();
+impl TestLab {
+    /// Runs a program inside a machine, and its success is part of the test.
+    async fn run(&self, node: &str, arguments: &[&str]) -> String {
+        match self.attempt(node, arguments).await {
+            Ok(output) => output,
+            Err(error) => panic!("{node}: {arguments:?}: {error}"),
+        }
+    }
+
+    /// Runs a shell script inside a machine.
+    async fn sh(&self, node: &str, script: &str) -> String {
+        self.run(node, &["sh", "-ec", script]).await
+    }
+
+    /// Runs a program inside a machine; what it said on standard error when it failed.
+    async fn attempt(&self, node: &str, arguments: &[&str]) -> Result<String, String> {
+        let arguments: Vec<String> = arguments.iter().map(|&word| word.to_owned()).collect();
+        let command = self.lab.enter(node, &arguments).await.unwrap();
+        let output = tokio::process::Command::new(&command[0])
+            .args(&command[1..])
+            .output()
+            .await
+            .unwrap();
+        if output.status.success() {
+            return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+        }
+        Err(String::from_utf8_lossy(&output.stderr).into_owned())
+    }
+}
+
+/// Starts a lab. All tests together stay below the kernel's limit of inotify instances per user,
+/// which also keeps them from crowding two cores.
+async fn lab(config: LabConfig) -> TestLab {
+    static SHARES: Semaphore = Semaphore::const_new(100);
+    let share = u32::try_from(cobalt_lab::setup::inotify_needs(&config)).unwrap();
+    let _share = SHARES.acquire_many(share).await.unwrap();
+    let lab = cobalt_lab::testing::lab(config).await.unwrap();
     TestLab { lab, _share }
 }
 

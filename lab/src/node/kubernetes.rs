@@ -1,99 +1,69 @@
-//! What differs between nodes, and Kubernetes' units: written into a node's own layer before
-//! its first boot.
+//! What makes a machine a node of Kubernetes: containerd, kubelet, kube-proxy.
 
 use std::net::Ipv4Addr;
-use std::os::unix::fs::symlink;
-use std::path::Path;
 
 use anyhow::{Context, Result};
 use serde_json::json;
 
 use super::NodeSpec;
+use super::files::Layer;
 use crate::cluster::{Cluster, NODE_GRACE_SECONDS};
-use crate::command::run;
 use crate::images::PAUSE;
-use crate::pki::write_private;
+use crate::net::PodRoutes;
 
-/// Writes the node's directory.
-pub async fn write(
-    spec: &NodeSpec,
-    cluster: &Cluster,
-    hosts: &[(String, Ipv4Addr)],
-    registry: &str,
-) -> Result<()> {
-    let upper = spec.dir.join("upper");
-    for dir in ["upper/etc", "work", "root"] {
-        let dir = spec.dir.join(dir);
-        std::fs::create_dir_all(&dir)
-            .with_context(|| format!("failed to make {}", dir.display()))?;
-    }
-    let (from, to) = (spec.tree.join("var"), spec.dir.join("var"));
-    run("cp", ["-a".as_ref(), from.as_os_str(), to.as_os_str()]).await?;
-    let address = spec.link.subnets.node(spec.link.index);
+/// Where nodes find the Kubernetes programs.
+pub const PROGRAMS: &str = "opt/kubernetes";
+
+/// Where the volumes of all nodes of a cluster are.
+pub const VOLUMES: &str = "tmp/hostpath_pv";
+
+/// Writes it.
+pub fn write(layer: &Layer, spec: &NodeSpec, cluster: &Cluster, registry: &str) -> Result<()> {
+    let routes = spec
+        .link
+        .pods
+        .as_ref()
+        .context("a node of Kubernetes without pods")?;
+    let address = spec.link.address;
     let identity = cluster.pki.node(&spec.name, address.into())?;
     let proxy = cluster.pki.client("system:kube-proxy", "")?;
     let role = cluster.role.name();
-    let etc = upper.join("etc");
-
-    let put = |name: &str, content: &str| put(&etc, name, content);
-    put("hostname", &format!("{}\n", spec.name))?;
-    put("machine-id", &format!("{}\n", spec.uuid.replace('-', "")))?;
-    let mut table = "127.0.0.1 localhost\n".to_owned();
-    for (name, address) in hosts {
-        table.push_str(&format!("{address} {name}\n"));
-    }
-    put("hosts", &table)?;
-    put("kubernetes/ca.crt", &cluster.pki.ca_certificate())?;
-    put("kubernetes/node.crt", &identity.certificate)?;
-    put("kubernetes/node.key", &identity.key)?;
-    put(
-        "kubernetes/kubelet.conf",
+    layer.put("etc/kubernetes/ca.crt", &cluster.pki.ca_certificate())?;
+    layer.put("etc/kubernetes/node.crt", &identity.certificate)?;
+    layer.secret("etc/kubernetes/node.key", &identity.key)?;
+    layer.secret(
+        "etc/kubernetes/kubelet.conf",
         &cluster.pki.kubeconfig(role, &cluster.server, &identity),
     )?;
-    put(
-        "kubernetes/proxy.conf",
+    layer.secret(
+        "etc/kubernetes/proxy.conf",
         &cluster.pki.kubeconfig(role, &cluster.server, &proxy),
     )?;
-    put("kubernetes/kubelet.json", &kubelet(spec, address))?;
-    put("kubernetes/proxy.json", &kube_proxy(spec))?;
-    put("cni/net.d/10-lab.conflist", &cni(spec))?;
-    put("containerd/config.toml", &containerd())?;
+    layer.put("etc/kubernetes/kubelet.json", &kubelet(routes, address))?;
+    layer.put("etc/kubernetes/proxy.json", &kube_proxy(spec, routes))?;
+    layer.put("etc/cni/net.d/10-lab.conflist", &cni(routes))?;
+    layer.put("etc/containerd/config.toml", &containerd())?;
     // Every registry is the lab's own, so charts keep their image names.
-    put(
-        "containerd/certs.d/_default/hosts.toml",
+    layer.put(
+        "etc/containerd/certs.d/_default/hosts.toml",
         &format!(
             "server = \"http://{registry}\"\n[host.\"http://{registry}\"]\n  \
              capabilities = [\"pull\", \"resolve\"]\n"
         ),
     )?;
-    put(
-        "systemd/system/kubelet.service",
+    layer.put(
+        "etc/systemd/system/kubelet.service",
         &kubelet_unit(spec, address),
     )?;
-    put("systemd/system/kube-proxy.service", KUBE_PROXY_UNIT)?;
-    let wanted = etc.join("systemd/system/multi-user.target.wants");
-    std::fs::create_dir_all(&wanted)
-        .with_context(|| format!("failed to make {}", wanted.display()))?;
-    for unit in ["kubelet.service", "kube-proxy.service"] {
-        symlink(format!("/etc/systemd/system/{unit}"), wanted.join(unit))
-            .with_context(|| format!("failed to enable {unit}"))?;
-    }
-    Ok(())
+    layer.put("etc/systemd/system/kube-proxy.service", KUBE_PROXY_UNIT)?;
+    layer.enable(&[
+        "containerd.service",
+        "kubelet.service",
+        "kube-proxy.service",
+    ])
 }
 
-fn put(etc: &Path, name: &str, content: &str) -> Result<()> {
-    let path = etc.join(name);
-    if let Some(parent) = path.parent() {
-        std::fs::create_dir_all(parent)
-            .with_context(|| format!("failed to make {}", parent.display()))?;
-    }
-    if name.ends_with(".key") || name.ends_with(".conf") {
-        return write_private(&path, content);
-    }
-    std::fs::write(&path, content).with_context(|| format!("failed to write {}", path.display()))
-}
-
-fn kubelet(spec: &NodeSpec, address: Ipv4Addr) -> String {
+fn kubelet(routes: &PodRoutes, address: Ipv4Addr) -> String {
     json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
@@ -101,7 +71,7 @@ fn kubelet(spec: &NodeSpec, address: Ipv4Addr) -> String {
         "cgroupDriver": "cgroupfs",
         "containerRuntimeEndpoint": "unix:///run/containerd/containerd.sock",
         "address": address,
-        "clusterDNS": [spec.link.subnets.service(10)],
+        "clusterDNS": [routes.subnets.service(10)],
         "clusterDomain": "cluster.local",
         "resolvConf": "",
         "failSwapOn": false,
@@ -126,13 +96,13 @@ fn kubelet(spec: &NodeSpec, address: Ipv4Addr) -> String {
     .to_string()
 }
 
-fn kube_proxy(spec: &NodeSpec) -> String {
+fn kube_proxy(spec: &NodeSpec, routes: &PodRoutes) -> String {
     json!({
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",
         "mode": "iptables",
         "hostnameOverride": spec.name,
-        "clusterCIDR": spec.link.subnets.pods(),
+        "clusterCIDR": routes.subnets.pods(),
         "clientConnection": { "kubeconfig": "/etc/kubernetes/proxy.conf" },
         // The limits of the connection table are the machine's, not the node's.
         "conntrack": {
@@ -144,7 +114,7 @@ fn kube_proxy(spec: &NodeSpec) -> String {
     .to_string()
 }
 
-fn cni(spec: &NodeSpec) -> String {
+fn cni(routes: &PodRoutes) -> String {
     json!({
         "cniVersion": "0.4.0",
         "name": "lab",
@@ -154,7 +124,7 @@ fn cni(spec: &NodeSpec) -> String {
                 "ipMasq": false, "mtu": 1500,
                 "ipam": {
                     "type": "host-local",
-                    "ranges": [[{ "subnet": spec.link.subnets.pods_of(spec.link.index) }]],
+                    "ranges": [[{ "subnet": routes.subnets.pods_of(routes.index) }]],
                     "routes": [{ "dst": "0.0.0.0/0" }],
                 },
             },

@@ -1,8 +1,10 @@
-//! A node: a real small machine in namespaces of its own, with systemd as pid 1.
+//! A node: a real small machine in namespaces of its own, with systemd as pid 1. Kubernetes
+//! nodes, hypervisors, and the machines of OVN and OpenStack are all made like this.
 //!
-//! Its root is an overlay of the shared Debian tree and a directory of its own; `/var` is a
+//! Its root is an overlay of a shared Debian tree and a directory of its own; `/var` is a
 //! plain directory, because containerd cannot put its overlays on an overlay. This module is
 //! the node's power supply: it boots it, sees how it ended, and boots it again after a reboot.
+//! The node's systemd says itself when it has booted, as it does to a container manager.
 //!
 //! ```text
 //!        boot                     pid 1 ends with SIGHUP (reboot)
@@ -12,8 +14,12 @@
 //! ```
 
 pub mod files;
+pub mod hypervisor;
+pub mod kubernetes;
+pub mod ovn;
 pub mod stage;
 
+use std::collections::BTreeSet;
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
@@ -21,12 +27,15 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use serde::{Deserialize, Serialize};
+use tokio::net::UnixDatagram;
 use tokio::process::{Child, Command};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::cgroup::Layout;
-use crate::command::patience;
+use crate::cluster::Role;
+use crate::command::{Run, patience};
 use crate::net::NodeLink;
+use crate::plan::{Bind, Kind};
 use crate::process::{children, kill, open_log, spawn};
 
 /// Everything that the stages of a boot need; they read it from a file.
@@ -39,12 +48,16 @@ pub struct NodeSpec {
     pub name: String,
     /// The node's directory.
     pub dir: PathBuf,
-    /// The shared root file system.
-    pub tree: PathBuf,
-    /// The Kubernetes programs.
-    pub bin: PathBuf,
-    /// The cluster's volumes, seen by every node at the same path.
-    pub volumes: PathBuf,
+    /// What it is.
+    pub kind: Kind,
+    /// The Kubernetes cluster that it is a node of.
+    pub cluster: Option<Role>,
+    /// The shared layers of its root file system, the uppermost first.
+    pub layers: Vec<PathBuf>,
+    /// What it sees of the machine below.
+    pub binds: Vec<Bind>,
+    /// How many NUMA cells it shows; 0: those of the machine below.
+    pub numa_cells: u8,
     /// This program, for the stages of a boot.
     pub exe: PathBuf,
     /// The machine's serial number, so to speak: machine-id and more derive from it.
@@ -62,6 +75,11 @@ pub struct NodeSpec {
 impl NodeSpec {
     fn file(&self) -> PathBuf {
         self.dir.join("spec.json")
+    }
+
+    /// Where its systemd says that it has booted.
+    pub fn notify_socket(&self) -> PathBuf {
+        self.dir.join("notify")
     }
 }
 
@@ -85,14 +103,19 @@ pub enum Power {
 pub struct Observed {
     /// Whether it has power.
     pub on: bool,
+    /// Whether it has booted: all its units were started.
+    pub booted: bool,
     /// How often it has booted.
     pub boots: u32,
     /// The id of the current or last boot.
     pub boot_id: String,
     /// How it ended last: `off`, `reboot` or `crash`.
     pub last_end: Option<String>,
-    /// Whether its cable is pulled.
+    /// Whether all its cables are pulled.
     pub cut: bool,
+    /// Cables to other machines that are pulled on their own.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub cut_cables: BTreeSet<String>,
     /// Whether its processes are stopped.
     pub frozen: bool,
     /// The machine's process that carries it; its only child is the node's pid 1.
@@ -102,7 +125,7 @@ pub struct Observed {
 #[derive(Debug)]
 enum Order {
     Power(Power, oneshot::Sender<Result<()>>),
-    Cut(bool, oneshot::Sender<Result<()>>),
+    Cut(Option<String>, bool, oneshot::Sender<Result<()>>),
     Freeze(bool, oneshot::Sender<Result<()>>),
 }
 
@@ -121,10 +144,12 @@ impl Node {
         let (orders, inbox) = mpsc::channel(16);
         let (publish, observed) = watch::channel(Observed {
             on: false,
+            booted: false,
             boots: 0,
             boot_id: spec.boot_id.clone(),
             last_end: None,
             cut: false,
+            cut_cables: BTreeSet::new(),
             frozen: false,
             carrier: None,
         });
@@ -132,6 +157,7 @@ impl Node {
             spec: spec.clone(),
             publish,
             child: None,
+            notify: None,
             waiting: Vec::new(),
         };
         (
@@ -164,11 +190,72 @@ impl Node {
             .map_err(|_| gone())?
     }
 
-    /// Pulls or reconnects its network cable.
-    pub async fn cut(&self, cut: bool) -> Result<()> {
+    /// Waits until it has booted, and fails when a unit of it did.
+    pub async fn booted(&self) -> Result<()> {
+        let name = &self.spec.name;
+        let mut observed = self.observed.clone();
+        let deadline = patience(Duration::from_secs(180));
+        let console = || crate::process::log_end(&self.spec.dir.join("console.log"));
+        let seen = tokio::time::timeout(deadline, observed.wait_for(|o| o.booted || !o.on))
+            .await
+            .map_err(|_| anyhow!("{name} did not boot within {deadline:?}:\n{}", console()))?
+            .map_err(|_| gone())?
+            .clone();
+        if !seen.on {
+            bail!("{name} went off while it booted:\n{}", console());
+        }
+        let Some(unit) = self.broken_unit().await? else {
+            return Ok(());
+        };
+        let status = format!("systemctl status --no-pager --full --lines=15 {unit}; true");
+        let status = self.output(&["sh", "-c", &status]).await?;
+        bail!("the unit {unit} of {name} does not run:\n{status}")
+    }
+
+    /// A unit that failed.
+    async fn broken_unit(&self) -> Result<Option<String>> {
+        if self.spec.kind == Kind::Hypervisor {
+            // Returns when they run or have failed for good. systemd may be trying again: OVN 23.03
+            // now and then crashes in its first second.
+            let mut start = vec!["systemctl", "start"];
+            start.extend(hypervisor::SERVICES);
+            if let Err(error) = self.output(&start).await {
+                tracing::warn!(error = format!("{error:#}"), "a service did not start");
+            }
+        }
+        let list = [
+            "systemctl",
+            "list-units",
+            "--state=failed",
+            "--plain",
+            "--no-legend",
+        ];
+        let units = self.output(&list).await?;
+        Ok(units.split_whitespace().next().map(ToOwned::to_owned))
+    }
+
+    /// Runs a program inside and returns what it printed.
+    pub async fn output(&self, arguments: &[&str]) -> Result<String> {
+        let arguments: Vec<String> = arguments.iter().map(|&word| word.to_owned()).collect();
+        self.run(&arguments, Duration::from_secs(60)).await
+    }
+
+    /// The same, with a deadline of the caller's.
+    pub async fn run(&self, arguments: &[String], deadline: Duration) -> Result<String> {
+        let command = enter(pid_one(&self.spec.name, &self.observed())?, arguments);
+        let (program, arguments) = command.split_first().context("an empty command")?;
+        Run::new(program, arguments)
+            .deadline(deadline)
+            .output()
+            .await
+            .with_context(|| format!("on {}", self.spec.name))
+    }
+
+    /// Pulls or reconnects one cable to another machine, or all cables.
+    pub async fn cut(&self, cable: Option<&str>, cut: bool) -> Result<()> {
         let (answer, result) = oneshot::channel();
         self.orders
-            .send(Order::Cut(cut, answer))
+            .send(Order::Cut(cable.map(ToOwned::to_owned), cut, answer))
             .await
             .map_err(|_| gone())?;
         result.await.map_err(|_| gone())?
@@ -235,6 +322,7 @@ struct Supply {
     spec: NodeSpec,
     publish: watch::Sender<Observed>,
     child: Option<Child>,
+    notify: Option<UnixDatagram>,
     /// Who waits for the node to end, and whether it shall boot again then.
     waiting: Vec<(Power, oneshot::Sender<Result<()>>)>,
 }
@@ -248,12 +336,25 @@ impl Supply {
                     None => std::future::pending().await,
                 }
             };
+            let mut message = [0; 4096];
+            let told = async {
+                match &self.notify {
+                    Some(socket) => socket.recv(&mut message).await,
+                    None => std::future::pending().await,
+                }
+            };
             tokio::select! {
                 order = inbox.recv() => match order {
                     Some(order) => self.follow(order).await,
                     None => return,
                 },
                 status = ended => self.ended(status.ok()).await,
+                length = told => {
+                    let text = message.get(..length.unwrap_or(0)).unwrap_or_default();
+                    if text.split(|&byte| byte == b'\n').any(|line| line == b"READY=1") {
+                        self.publish.send_modify(|observed| observed.booted = true);
+                    }
+                }
             }
         }
     }
@@ -268,15 +369,17 @@ impl Supply {
                     Err(error) => drop(answer.send(Err(error))),
                 };
             }
-            Order::Cut(cut, answer) => {
+            Order::Cut(cable, cut, answer) => {
+                self.publish.send_modify(|observed| match cable {
+                    Some(name) if cut => drop(observed.cut_cables.insert(name)),
+                    Some(name) => drop(observed.cut_cables.remove(&name)),
+                    None => observed.cut = cut,
+                });
                 let result = if self.child.is_some() {
-                    self.spec.link.set_carrier(!cut).await
+                    self.set_cables().await
                 } else {
                     Ok(())
                 };
-                if result.is_ok() {
-                    self.publish.send_modify(|observed| observed.cut = cut);
-                }
                 drop(answer.send(result));
             }
             Order::Freeze(frozen, answer) => {
@@ -324,6 +427,21 @@ impl Supply {
         }
     }
 
+    /// Pulls the cables that shall be pulled and connects the others.
+    async fn set_cables(&self) -> Result<()> {
+        let observed = self.publish.borrow().clone();
+        let link = &self.spec.link;
+        link.set_carrier(!observed.cut).await?;
+        for cable in &link.cables {
+            let connected = !observed.cut && !observed.cut_cables.contains(&cable.name);
+            // At the other end: when that machine is off there is nothing to pull.
+            if let Err(error) = link.set_cable(cable, connected).await {
+                tracing::debug!(cable = cable.name, error = format!("{error:#}"), "no cable");
+            }
+        }
+        Ok(())
+    }
+
     /// A stopped process takes no signal, not even the last one.
     fn thaw(&self) {
         if self.publish.borrow().frozen && self.spec.layout.freeze(&self.spec.group, false).is_ok()
@@ -363,9 +481,12 @@ impl Supply {
         self.spec.layout.prepare(&self.spec.group).await?;
         self.spec.link.unplug().await;
         self.spec.link.plug().await?;
-        if self.publish.borrow().cut {
-            self.spec.link.set_carrier(false).await?;
-        }
+        self.set_cables().await?;
+        let socket = self.spec.notify_socket();
+        drop(std::fs::remove_file(&socket));
+        let notify = UnixDatagram::bind(&socket)
+            .with_context(|| format!("failed to make {}", socket.display()))?;
+        self.notify = Some(notify);
         let mut command = Vec::new();
         if matches!(self.spec.layout, Layout::V2 { systemd: true, .. }) {
             let unit = format!("--unit={}", self.spec.group);
@@ -393,6 +514,7 @@ impl Supply {
             .with_context(|| format!("failed to boot {}", self.spec.name))?;
         self.publish.send_modify(|observed| {
             observed.on = true;
+            observed.booted = false;
             observed.boots += 1;
             observed.boot_id.clone_from(&self.spec.boot_id);
             observed.carrier = child.id();
@@ -404,9 +526,11 @@ impl Supply {
 
     async fn ended(&mut self, status: Option<ExitStatus>) {
         self.child = None;
+        self.notify = None;
         let end = status.map_or("crash", how_it_ended);
         self.publish.send_modify(|observed| {
             observed.on = false;
+            observed.booted = false;
             observed.carrier = None;
             observed.last_end = Some(end.to_owned());
         });

@@ -23,6 +23,7 @@ use rustix::mount::{
 
 use super::NodeSpec;
 use crate::cgroup::{Layout, join, make, own_group, pass_controllers_on};
+use crate::plan::Bind;
 
 /// One stage.
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
@@ -164,6 +165,7 @@ fn boot(spec: &NodeSpec) -> Result<()> {
         .env("container", "lab")
         .env("container_uuid", &spec.uuid)
         .env("SYSTEMD_PROC_CMDLINE", "systemd.show_status=0")
+        .env("NOTIFY_SOCKET", "/run/host/notify")
         .stdin(Stdio::null())
         .stdout(console.try_clone().context("failed to share the console")?)
         .stderr(console)
@@ -172,23 +174,19 @@ fn boot(spec: &NodeSpec) -> Result<()> {
 }
 
 fn root_file_system(spec: &NodeSpec, root: &Path) -> Result<()> {
-    let (tree, upper, work) = (
-        spec.tree.display(),
-        spec.dir.join("upper"),
-        spec.dir.join("work"),
+    let layers: Vec<String> = spec
+        .layers
+        .iter()
+        .map(|layer| layer.display().to_string())
+        .collect();
+    let options = format!(
+        "lowerdir={},upperdir={},workdir={}",
+        layers.join(":"),
+        spec.dir.join("upper").display(),
+        spec.dir.join("work").display()
     );
-    let layers = format!(
-        "lowerdir={tree},upperdir={},workdir={}",
-        upper.display(),
-        work.display()
-    );
-    mounted("overlay", root, "overlay", MountFlags::empty(), &layers)?;
+    mounted("overlay", root, "overlay", MountFlags::empty(), &options)?;
     bind(&spec.dir.join("var"), &root.join("var"))?;
-    let programs = root.join("opt/kubernetes");
-    make_dir(&programs)?;
-    bind(&spec.bin, &programs)?;
-    mount_remount(&programs, MountFlags::BIND | MountFlags::RDONLY, "")
-        .context("failed to protect the programs")?;
     mounted(
         "tmpfs",
         &root.join("run"),
@@ -204,9 +202,24 @@ fn root_file_system(spec: &NodeSpec, root: &Path) -> Result<()> {
         MountFlags::empty(),
         "mode=1777",
     )?;
-    let volumes = root.join("tmp/hostpath_pv");
-    make_dir(&volumes)?;
-    bind(&spec.volumes, &volumes)
+    for Bind {
+        from,
+        to,
+        read_only,
+    } in &spec.binds
+    {
+        let to = root.join(to);
+        make_dir(&to)?;
+        bind(from, &to)?;
+        if *read_only {
+            mount_remount(&to, MountFlags::BIND | MountFlags::RDONLY, "")
+                .with_context(|| format!("failed to protect {}", to.display()))?;
+        }
+    }
+    let socket = root.join("run/host/notify");
+    make_dir(&root.join("run/host"))?;
+    std::fs::write(&socket, "").context("failed to make /run/host/notify")?;
+    bind(&spec.notify_socket(), &socket)
 }
 
 /// Machine-wide settings are read-only; those of the network namespace are the node's own.
@@ -242,6 +255,9 @@ fn proc(spec: &NodeSpec, proc: &Path) -> Result<()> {
 /// the node's own.
 fn sys(spec: &NodeSpec, sys: &Path) -> Result<()> {
     mounted("sysfs", sys, "sysfs", MountFlags::RDONLY, "")?;
+    if spec.numa_cells > 0 {
+        numa(spec, &sys.join("devices/system/node"))?;
+    }
     let groups = sys.join("fs/cgroup");
     match &spec.layout {
         Layout::V2 { .. } => {
@@ -272,6 +288,116 @@ fn sys(spec: &NodeSpec, sys: &Path) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Shows the machine's CPUs and memory as several NUMA cells, evenly: libvirt reads them here.
+fn numa(spec: &NodeSpec, at: &Path) -> Result<()> {
+    let online = std::fs::read_to_string("/sys/devices/system/cpu/online")
+        .context("failed to read which CPUs are online")?;
+    let memory =
+        std::fs::read_to_string("/proc/meminfo").context("failed to read /proc/meminfo")?;
+    let shown = spec.dir.join("numa");
+    if shown.exists() {
+        std::fs::remove_dir_all(&shown).context("failed to remove an earlier boot's cells")?;
+    }
+    for (name, file) in numa_files(spec.numa_cells, &cpus(&online), &memory) {
+        let path = shown.join(name);
+        if let Some(parent) = path.parent() {
+            make_dir(parent)?;
+        }
+        match file {
+            NumaFile::Text(content) => std::fs::write(&path, content),
+            NumaFile::Link(target) => symlink(target, &path),
+        }
+        .with_context(|| format!("failed to write {}", path.display()))?;
+    }
+    bind(&shown, at)
+}
+
+#[derive(Debug, PartialEq)]
+enum NumaFile {
+    Text(String),
+    Link(String),
+}
+
+/// The CPUs of a list as the kernel writes it: `0-3,8`.
+fn cpus(list: &str) -> Vec<u32> {
+    list.trim()
+        .split(',')
+        .filter_map(|part| {
+            let (first, last) = part.split_once('-').unwrap_or((part, part));
+            Some(first.parse::<u32>().ok()?..=last.parse::<u32>().ok()?)
+        })
+        .flatten()
+        .collect()
+}
+
+/// The files of /sys/devices/system/node that libnuma, libvirt and the kubelet read.
+fn numa_files(cells: u8, cpus: &[u32], meminfo: &str) -> Vec<(String, NumaFile)> {
+    let text = NumaFile::Text;
+    let share = cpus.len().div_ceil(usize::from(cells.max(1))).max(1);
+    let value = |key: &str| {
+        let line = meminfo.lines().find(|line| line.starts_with(key));
+        let word = line.and_then(|line| line.split_whitespace().nth(1));
+        word.and_then(|word| word.parse::<u64>().ok()).unwrap_or(0) / u64::from(cells.max(1))
+    };
+    let last = cells.saturating_sub(1);
+    let all = if last == 0 {
+        "0\n".to_owned()
+    } else {
+        format!("0-{last}\n")
+    };
+    let mut files: Vec<(String, NumaFile)> = Vec::new();
+    for name in [
+        "has_cpu",
+        "has_memory",
+        "has_normal_memory",
+        "online",
+        "possible",
+    ] {
+        files.push((name.to_owned(), text(all.clone())));
+    }
+    for cell in 0..cells {
+        let own: Vec<u32> = cpus
+            .iter()
+            .skip(usize::from(cell) * share)
+            .take(share)
+            .copied()
+            .collect();
+        let list: Vec<String> = own.iter().map(ToString::to_string).collect();
+        let words = cpus.iter().max().map_or(1, |max| max / 32 + 1);
+        let mask: Vec<String> = (0..words)
+            .rev()
+            .map(|word| {
+                let bits = own.iter().filter(|&&cpu| cpu / 32 == word);
+                format!(
+                    "{:08x}",
+                    bits.fold(0u32, |mask, cpu| mask | 1 << (cpu % 32))
+                )
+            })
+            .collect();
+        let distances: Vec<&str> = (0..cells)
+            .map(|other| if other == cell { "10" } else { "20" })
+            .collect();
+        let dir = format!("node{cell}");
+        let (total, free) = (value("MemTotal:"), value("MemFree:"));
+        for (name, content) in [
+            ("cpulist", list.join(",") + "\n"),
+            ("cpumap", mask.join(",") + "\n"),
+            ("distance", distances.join(" ") + "\n"),
+            (
+                "meminfo",
+                format!("Node {cell} MemTotal: {total} kB\nNode {cell} MemFree: {free} kB\n"),
+            ),
+        ] {
+            files.push((format!("{dir}/{name}"), text(content)));
+        }
+        for cpu in own {
+            let target = NumaFile::Link(format!("../../cpu/cpu{cpu}"));
+            files.push((format!("{dir}/cpu{cpu}"), target));
+        }
+    }
+    files
 }
 
 fn dev(spec: &NodeSpec, dev: &Path) -> Result<()> {
@@ -364,4 +490,26 @@ fn read_only(path: &PathBuf) -> Result<()> {
 
 fn make_dir(path: &Path) -> Result<()> {
     std::fs::create_dir_all(path).with_context(|| format!("failed to make {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpus_and_memory_are_shared_between_the_cells() {
+        assert_eq!(cpus("0-2,8\n"), [0, 1, 2, 8]);
+        let files = numa_files(2, &[0, 1, 2, 33], "MemTotal: 1000 kB\nMemFree: 300 kB\n");
+        let file = |name: &str| match files.iter().find(|(path, _)| path == name) {
+            Some((_, NumaFile::Text(content) | NumaFile::Link(content))) => content.as_str(),
+            None => "none",
+        };
+        assert_eq!(file("online"), "0-1\n");
+        assert_eq!(file("node0/cpulist"), "0,1\n");
+        assert_eq!(file("node1/cpulist"), "2,33\n");
+        assert_eq!(file("node1/cpumap"), "00000002,00000004\n");
+        assert_eq!(file("node1/distance"), "20 10\n");
+        assert_eq!(file("node1/cpu33"), "../../cpu/cpu33");
+        assert!(file("node1/meminfo").contains("MemTotal: 500 kB"));
+    }
 }

@@ -1,0 +1,148 @@
+//! The light OpenStack: real services, fake hypervisors, and knobs to break them with.
+
+use cobalt_lab::LabConfig;
+use cobalt_lab::control::Fault;
+use cobalt_lab::light::LightConfig;
+use serde_json::{Value, json};
+
+use crate::cloud::{Cloud, http, until};
+
+struct Light {
+    cloud: Cloud,
+    control: String,
+}
+
+impl Light {
+    async fn knob(&self, name: &str, value: Value) {
+        let url = format!("{}/knobs", self.control);
+        http("PATCH", &url, Some(json!({ name: value })))
+            .await
+            .unwrap();
+    }
+
+    async fn host(&self, name: &str, verb: &str) {
+        let url = format!("{}/hosts/{name}/{verb}", self.control);
+        http("POST", &url, None).await.unwrap();
+    }
+
+    async fn boot(&self, name: &str, host: &str) -> String {
+        let server = json!({ "server": {
+            "name": name, "host": host, "imageRef": "", "flavorRef": self.flavor().await,
+            "networks": "none",
+            "block_device_mapping_v2": [{
+                "boot_index": 0, "source_type": "blank", "destination_type": "local",
+                "volume_size": 1, "delete_on_termination": true,
+            }],
+        }});
+        let answer = self
+            .cloud
+            .call("POST", "compute", "/servers", Some(server))
+            .await;
+        let id = answer["server"]["id"].as_str().unwrap().to_owned();
+        self.on(&id, host).await;
+        id
+    }
+
+    async fn flavor(&self) -> String {
+        let flavors = self.cloud.get("compute", "/flavors").await;
+        if let Some(id) = flavors["flavors"][0]["id"].as_str() {
+            return id.to_owned();
+        }
+        let flavor = json!({ "flavor": {
+            "name": "small", "id": "small", "ram": 64, "vcpus": 1, "disk": 0,
+            "OS-FLV-EXT-DATA:ephemeral": 1,
+        }});
+        self.cloud
+            .call("POST", "compute", "/flavors", Some(flavor))
+            .await;
+        "small".into()
+    }
+
+    /// Waits until a server is ACTIVE on a host.
+    async fn on(&self, id: &str, host: &str) {
+        until(&format!("{id} runs on {host}"), || async {
+            let server = self.cloud.server(id).await;
+            let there = server.host == host && server.status == "ACTIVE" && !server.busy;
+            there.then_some(())
+        })
+        .await;
+    }
+
+    async fn migration(&self, id: &str) -> Value {
+        let path = format!("/os-migrations?instance_uuid={id}");
+        let all = self.cloud.get("compute", &path).await;
+        all["migrations"][0].clone()
+    }
+}
+
+fn migrate(host: &str) -> Value {
+    json!({ "os-migrateLive": { "host": host, "block_migration": "auto" }})
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn servers_move_fail_and_are_evacuated_on_fake_hypervisors() {
+    let mut config = LabConfig::empty("light");
+    config.light = Some(LightConfig::hosts(3));
+    let lab = cobalt_lab::testing::lab(config).await.unwrap();
+    let access = lab.status().await.unwrap().access.unwrap();
+    let light = Light {
+        cloud: Cloud::login(&access).await,
+        control: access.control_url.clone().unwrap(),
+    };
+    let cloud = &light.cloud;
+    assert_eq!(cloud.hosts("up").await.len(), 3);
+
+    let server = light.boot("one", "hv1").await;
+    cloud.action(&server, migrate("hv2")).await;
+    light.on(&server, "hv2").await;
+
+    // A migration that takes long enough to be aborted.
+    light.knob("live_migration_seconds", json!(600)).await;
+    cloud.action(&server, migrate("hv3")).await;
+    let running = until("it runs", || async {
+        let path = format!("/servers/{server}/migrations");
+        let all = cloud.get("compute", &path).await;
+        all["migrations"][0]["id"].as_u64()
+    })
+    .await;
+    let path = format!("/servers/{server}/migrations/{running}");
+    cloud.call("DELETE", "compute", &path, None).await;
+    light.on(&server, "hv2").await;
+    assert_eq!(light.migration(&server).await["status"], "cancelled");
+
+    // One that fails.
+    light.knob("live_migration_seconds", json!(0)).await;
+    light.knob("fail_live_migration", json!([server])).await;
+    cloud.action(&server, migrate("hv3")).await;
+    until("it failed", || async {
+        let migration = light.migration(&server).await;
+        (migration["id"] != running && migration["status"] == "failed").then_some(())
+    })
+    .await;
+    light.on(&server, "hv2").await;
+
+    // A silent host is down, and its server is started elsewhere.
+    light.host("hv2", "kill").await;
+    until("hv2 is down", || async {
+        let down = cloud.hosts("down").await;
+        down.contains(&"hv2".to_owned()).then_some(())
+    })
+    .await;
+    cloud
+        .action(&server, json!({ "evacuate": { "host": "hv1" } }))
+        .await;
+    light.on(&server, "hv1").await;
+
+    // Both processes die; what they knew is still there.
+    for process in ["openstack/identity", "openstack/nova"] {
+        lab.fault(Fault::Kill, process).await.unwrap();
+        lab.fault(Fault::Heal, process).await.unwrap();
+    }
+    until("it answers", || async {
+        let path = format!("/servers/{server}");
+        cloud.attempt("GET", "compute", &path, None).await.ok()
+    })
+    .await;
+    light.on(&server, "hv1").await;
+    lab.down().await.unwrap();
+}
