@@ -12,8 +12,9 @@ help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: up
-up: build ## Start a region on this machine (first time: about 15 minutes)
-	$(COBALT) lab up --nodes $(NODES)
+up: build ## Start a region on this machine (first time: about 20 minutes)
+	$(COBALT) lab up --with kube,hypervisors,ovn,openstack,bmc --nodes $(NODES) --servers $(NODES) \
+	  $(addprefix --chart ,$(wildcard charts/*))
 
 .PHONY: down
 down: build ## Take it down; nothing is left

@@ -4,13 +4,14 @@ use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::access::Access;
 use crate::cluster::{ClusterConfig, Role};
+use crate::command::Run;
 use crate::config::{LabConfig, OpenStackConfig};
 use crate::control::{Fault, NodeStatus, State, Status};
 use crate::handle::Lab;
@@ -177,6 +178,9 @@ struct Up {
     /// Hosts of the light OpenStack.
     #[arg(long, default_value_t = 3)]
     light_hosts: u16,
+    /// Helm charts to install into the hypervisor cluster, each as a release of its own name.
+    #[arg(long = "chart", value_name = "DIR")]
+    charts: Vec<PathBuf>,
     /// Node objects whose kubelets the lab plays, in the first cluster.
     #[arg(long, default_value_t = 0)]
     played_nodes: u32,
@@ -219,6 +223,17 @@ impl Up {
         }
         if !has(Component::Openstack) && (self.servers > 0 || self.migration_bandwidth > 0) {
             bail!("--servers and --migration-bandwidth need `openstack` in --with");
+        }
+        if !kubernetes && !self.charts.is_empty() {
+            bail!("--chart needs `kube` in --with");
+        }
+        for chart in &self.charts {
+            if !chart.join("Chart.yaml").is_file() {
+                bail!(
+                    "{} is not a Helm chart: it has no Chart.yaml",
+                    chart.display()
+                );
+            }
         }
         let mut config = LabConfig::empty(&self.lab.name);
         for &role in &self.clusters {
@@ -320,8 +335,15 @@ async fn up(paths: &Paths, arguments: Up) -> Result<()> {
              {name}` ends it, and --name gives a second one another name"
         );
     }
+    let starting = async {
+        let lab = Lab::up(paths, config, &exe, &report).await?;
+        for chart in &arguments.charts {
+            install_chart(&lab, chart, &report).await?;
+        }
+        anyhow::Ok(())
+    };
     tokio::select! {
-        result = Lab::up(paths, config, &exe, &report) => { result?; }
+        result = starting => { result?; }
         interrupted = tokio::signal::ctrl_c() => {
             interrupted.context("failed to wait for signals")?;
             eprintln!("interrupted: taking the lab down");
@@ -336,6 +358,23 @@ async fn up(paths: &Paths, arguments: Up) -> Result<()> {
     let status = lab.status().await?;
     print_table(std::slice::from_ref(&status))?;
     eprint!("\nNext:\n{}", next_steps(&status));
+    Ok(())
+}
+
+async fn install_chart(lab: &Lab, chart: &Path, report: &Report) -> Result<()> {
+    let chart = std::fs::canonicalize(chart)
+        .with_context(|| format!("there is no chart {}", chart.display()))?;
+    let name = chart.file_name().context("a chart without a name")?;
+    let step = report.step(format!("chart {}", name.to_string_lossy()));
+    let helm = lab.bin()?.join("helm");
+    Run::new(&helm.to_string_lossy(), ["upgrade", "--install", "--wait"])
+        .arguments([name, chart.as_os_str()])
+        .arguments(["--namespace", "cobalt-system", "--create-namespace"])
+        .env("KUBECONFIG", lab.cluster_kubeconfig(REGION))
+        .deadline(Duration::from_secs(300))
+        .output()
+        .await?;
+    step.done();
     Ok(())
 }
 
@@ -410,7 +449,7 @@ async fn status(paths: &Paths, name: Option<String>, output: Format) -> Result<E
         all.extend(lab.status().await.ok());
     }
     if output == Format::Json {
-        println!("{}", serde_json::to_string_pretty(&all)?);
+        say(&serde_json::to_string_pretty(&all)?)?;
     } else if all.is_empty() {
         eprintln!("no lab runs; `cobalt lab up` starts one");
     } else {
@@ -501,18 +540,23 @@ async fn env(paths: &Paths, name: &str) -> Result<()> {
     }
     let path = |path: &Path| quote(&path.to_string_lossy());
     if !status.clusters.is_empty() {
-        println!("export KUBECONFIG={}", path(&status.kubeconfig));
+        say(&format!("export KUBECONFIG={}", path(&status.kubeconfig)))?;
     }
-    println!("export COBALT_LAB={}", quote(&status.name));
+    say(&format!("export COBALT_LAB={}", quote(&status.name)))?;
     for (name, value) in status.access.iter().flat_map(Access::environment) {
-        println!("export {name}={}", quote(&value));
+        say(&format!("export {name}={}", quote(&value)))?;
     }
     let own = status.dir.join("bin");
     let programs = [own.is_dir().then_some(own), status.bin];
     for dir in programs.into_iter().flatten() {
-        println!("export PATH={}:\"$PATH\"", path(&dir));
+        say(&format!("export PATH={}:\"$PATH\"", path(&dir)))?;
     }
     Ok(())
+}
+
+/// A line on standard output; a reader that has gone away is no reason to panic.
+fn say(line: &str) -> Result<()> {
+    writeln!(std::io::stdout(), "{line}").context("failed to print")
 }
 
 fn quote(text: &str) -> String {
@@ -529,7 +573,7 @@ async fn logs(
     let logs = log_files(&lab)?;
     let Some(component) = component else {
         for (component, path) in logs {
-            println!("{component:<32} {}", path.display());
+            say(&format!("{component:<32} {}", path.display()))?;
         }
         return Ok(ExitCode::SUCCESS);
     };

@@ -45,8 +45,11 @@ async fn a_person_starts_uses_and_ends_a_lab() {
         assert!(said.contains(remedy), "{arguments:?}: {said}");
     };
     refused(&["lab", "up", "--api-only"], "runs already");
-    refused(&["lab", "fault", "kill", "nothing"], "targets are nodes");
-    refused(&["lab", "fault", "cut", "hypervisor/etcd"], "cut a node");
+    refused(
+        &["lab", "fault", "kill", "nothing"],
+        "targets are hypervisor/etcd",
+    );
+    refused(&["lab", "fault", "cut", "hypervisor/etcd"], "cut a machine");
     refused(&["lab", "power", "off", "n1"], "there is no node n1");
     refused(&["lab", "logs", "nothing"], "there are: ");
 
@@ -66,6 +69,45 @@ fn mistakes_are_told_with_a_remedy() {
             "named twice",
         ),
         (&["lab", "up", "--with", "teapot"], "possible values: kube"),
+        (
+            &["lab", "up", "--flavours", "trixie"],
+            "add `hypervisors` to --with",
+        ),
+        (
+            &[
+                "lab",
+                "up",
+                "--with",
+                "hypervisors",
+                "--nodes",
+                "1",
+                "--flavours",
+                "trixie,trixie",
+            ],
+            "at most one for each",
+        ),
+        (
+            &[
+                "lab",
+                "up",
+                "--with",
+                "kube,hypervisors",
+                "--clusters",
+                "storage",
+            ],
+            "add hypervisor to --clusters",
+        ),
+        (&["lab", "up", "--servers", "1"], "need `openstack`"),
+        (
+            &["lab", "up", "--with", "openstack", "--servers", "1"],
+            "need hypervisors to run on",
+        ),
+        (
+            &["lab", "up", "--with", "openstack,openstack-light"],
+            "exclude each other",
+        ),
+        (&["lab", "up", "--with", "ovn,bmc"], "bmc needs nodes"),
+        (&["lab", "up", "--chart", "/nowhere"], "is not a Helm chart"),
         (
             &["lab", "power", "explode", "n1"],
             "possible values: on, off, reboot, loss",

@@ -3,6 +3,7 @@
 use std::process::{Command, Stdio};
 
 use cobalt_lab::LabConfig;
+use cobalt_lab::plan::Flavour;
 use cobalt_lab::process::signal_pid;
 use rustix::process::Signal;
 
@@ -12,7 +13,10 @@ use crate::{cobalt, cobalt_ok, cobalt_refused, lab, name};
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lab_that_goes_down_leaves_nothing_and_changes_no_setting() {
     let before = settings();
-    let lab = lab(LabConfig::with_nodes("tidy", 1)).await;
+    let mut config = LabConfig::with_nodes("tidy", 1);
+    config.clusters[0].hypervisors = Some(Vec::new());
+    config.ovn = true;
+    let lab = lab(config).await;
     let status = lab.status().await.unwrap();
     assert!(Machine::of(&status.id).is_inhabited());
     assert_eq!(
@@ -32,7 +36,9 @@ async fn a_lab_that_goes_down_leaves_nothing_and_changes_no_setting() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_killed_lab_left_is_removed_by_clean() {
-    let lab = lab(LabConfig::with_nodes("killed", 2)).await;
+    let mut config = LabConfig::with_hypervisors("killed", &[Flavour::Bookworm; 2]);
+    config.ovn = true;
+    let lab = lab(config).await;
     let status = lab.status().await.unwrap();
     signal_pid(status.pid.unwrap(), Signal::KILL).unwrap();
     let left = Machine::of(&status.id);
@@ -76,22 +82,29 @@ async fn a_lab_ends_with_its_owner() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_interrupted_start_leaves_nothing() {
-    let name = format!("interrupted-{}", std::process::id());
-    let mut up = Command::new(env!("CARGO_BIN_EXE_cobalt"))
-        .args(["lab", "up", "--nodes", "1", "--name", &name])
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    // The first line of progress: the supervisor is at work.
-    let mut said = std::io::BufReader::new(up.stderr.take().unwrap());
-    let mut line = String::new();
-    std::io::BufRead::read_line(&mut said, &mut line).unwrap();
-    let status = status_of(&name);
-    signal_pid(up.id(), Signal::INT).unwrap();
-    assert!(!up.wait().unwrap().success());
-    let after = Machine::of(&status);
-    assert!(after.is_clean(), "{after:?}");
-    assert!(cobalt_refused(&["lab", "env", "--name", &name]).contains("there is no lab"));
+    // After the addresses, while machines boot, and when most of them have booted.
+    for line in 1..=3 {
+        let name = format!("interrupted{line}-{}", std::process::id());
+        let mut up = Command::new(env!("CARGO_BIN_EXE_cobalt"))
+            .args(["lab", "up", "--with", "hypervisors,ovn", "--nodes", "1"])
+            .args(["--name", &name])
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let said = std::io::BufReader::new(up.stderr.take().unwrap());
+        let mut lines = std::io::BufRead::lines(said);
+        for _ in 0..line {
+            lines.next().unwrap().unwrap();
+        }
+        let status = status_of(&name);
+        signal_pid(up.id(), Signal::INT).unwrap();
+        // Whatever else it says must not keep it from ending.
+        lines.for_each(drop);
+        assert!(!up.wait().unwrap().success());
+        let after = Machine::of(&status);
+        assert!(after.is_clean(), "{after:?}");
+        assert!(cobalt_refused(&["lab", "env", "--name", &name]).contains("there is no lab"));
+    }
 }
 
 fn status_of(name: &str) -> String {

@@ -13,6 +13,7 @@ mod leftovers;
 mod light;
 mod machine;
 mod networks;
+mod obstacles;
 mod openstack;
 
 use std::path::Path;

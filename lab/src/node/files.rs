@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-use super::NodeSpec;
+use super::{NodeSpec, hypervisor};
 use crate::command::run;
 use crate::pki::write_private;
 use crate::plan::Kind;
@@ -38,6 +38,9 @@ pub async fn base(spec: &NodeSpec, hosts: &[(String, Ipv4Addr)]) -> Result<Layer
         table.push_str(&format!("{address} {name}\n"));
     }
     layer.put("etc/hosts", &table)?;
+    if spec.kind == Kind::Hypervisor {
+        hypervisor::give_probe(spec).await?;
+    }
     if !matches!(spec.kind, Kind::Node | Kind::Hypervisor) {
         // Nobody logs in there; without them it is smaller and boots sooner.
         layer.mask(&["dbus.service", "dbus.socket", "systemd-logind.service"])?;

@@ -1,14 +1,16 @@
 //! What makes a node a hypervisor: libvirt with its three doors, Open vSwitch, ovn-controller.
 
 use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use super::Node;
 use super::files::Layer;
 use super::ovn::{BOND_SETTINGS, NETWORK_UNIT, network_unit, southbound};
-use crate::command::patience;
+use super::{Node, NodeSpec};
+use crate::command::{patience, run};
+use crate::paths::remove_tree;
 use crate::pki::Authority;
 use crate::plan::{BOND_MEMBERS, Kind, Machine};
 
@@ -139,4 +141,49 @@ pub async fn wait_until_joined(node: &Node) -> Result<()> {
         .await
         .with_context(|| format!("{} does not join OVN", node.spec.name))
         .map(drop)
+}
+
+/// Where libvirt keeps what it found out about QEMU. Asking costs 1.6 s of CPU on each
+/// hypervisor; the answer holds for all of a tree, and libvirt checks itself whether it still does.
+const PROBED: &str = "var/cache/libvirt/qemu";
+
+/// What an earlier hypervisor of the same tree found out.
+fn kept_probe(spec: &NodeSpec) -> Option<PathBuf> {
+    let mut name = spec.layers.last()?.clone().into_os_string();
+    name.push(".libvirt");
+    Some(name.into())
+}
+
+/// Gives a new hypervisor what an earlier one found out.
+pub async fn give_probe(spec: &NodeSpec) -> Result<()> {
+    match kept_probe(spec) {
+        Some(kept) if kept.is_dir() => {
+            let to = spec.dir.join(PROBED);
+            remove_tree(&to)?;
+            copy(&kept, &to).await
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Keeps what a hypervisor found out, for later ones.
+pub async fn keep_probe(spec: &NodeSpec) -> Result<()> {
+    let found = spec.dir.join(PROBED);
+    let Some(kept) = kept_probe(spec).filter(|kept| !kept.exists()) else {
+        return Ok(());
+    };
+    let probed = std::fs::read_dir(found.join("capabilities"));
+    if probed.is_ok_and(|mut entries| entries.next().is_some()) {
+        let partial = kept.with_extension(format!("{}.partial", std::process::id()));
+        copy(&found, &partial).await?;
+        // Whoever was faster has kept the same.
+        if std::fs::rename(&partial, &kept).is_err() {
+            remove_tree(&partial)?;
+        }
+    }
+    Ok(())
+}
+
+async fn copy(from: &Path, to: &Path) -> Result<()> {
+    run("cp", ["-a".as_ref(), from.as_os_str(), to.as_os_str()]).await
 }

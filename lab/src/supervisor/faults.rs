@@ -96,12 +96,12 @@ impl Supervisor {
             .iter_mut()
             .find(|process| process.recipe.name == target)
             .with_context(|| {
-                let nodes: Vec<&str> = parts.nodes.keys().map(String::as_str).collect();
+                let machines: Vec<&str> = parts.nodes.keys().map(String::as_str).collect();
+                let all = [machines, names.iter().map(String::as_str).collect()].concat();
                 format!(
-                    "there is no {target}; targets are machines ({}), their units (NODE/kubelet), \
-                     their cables (NODE/eno1) and processes ({})",
-                    nodes.join(", "),
-                    names.join(", ")
+                    "there is no {target}; targets are {}, units of machines (MACHINE/kubelet) \
+                     and their cables (MACHINE/eno1)",
+                    all.join(", ")
                 )
             })?;
         match action {

@@ -26,7 +26,8 @@ use crate::control::{
     Answer, ClusterStatus, NodeStatus, ProcessStatus, Request, State, Status, socket,
 };
 use crate::net::Block;
-use crate::node::Node;
+use crate::node::{Node, hypervisor};
+use crate::plan::Kind;
 use crate::process::Process;
 use crate::report::{Event, Report};
 use crate::sweep;
@@ -185,7 +186,16 @@ impl Supervisor {
         let mut parts = self.parts.lock().await;
         parts.tasks.abort_all();
         while parts.tasks.join_next().await.is_some() {}
-        parts.nodes.clear();
+        for (_, node) in std::mem::take(&mut parts.nodes) {
+            if node.spec.kind == Kind::Hypervisor
+                && let Err(error) = hypervisor::keep_probe(&node.spec).await
+            {
+                tracing::warn!(
+                    error = format!("{error:#}"),
+                    "nothing was kept for later labs"
+                );
+            }
+        }
         let mut processes = std::mem::take(&mut parts.processes);
         for (_, cluster) in std::mem::take(&mut parts.clusters) {
             processes.extend(cluster.processes);
