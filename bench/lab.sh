@@ -38,3 +38,22 @@ timed "power on to Ready" "$COBALT" lab power --name "$name" on n1
 timed "reboot to Ready" "$COBALT" lab power --name "$name" reboot n2
 timed "power off" "$COBALT" lab power --name "$name" off n3
 timed "control plane, 3 nodes: down" "$COBALT" lab down --name "$name"
+
+timed "OVN alone: up" "$COBALT" lab up --name "$name" --with ovn
+"$COBALT" lab down --name "$name"
+timed "2 hypervisors alone: up" "$COBALT" lab up --name "$name" --with hypervisors --nodes 2
+"$COBALT" lab down --name "$name"
+timed "OVN, switch, 3 hypervisors: up" "$COBALT" lab up --name "$name" --with hypervisors,ovn
+row "OVN, switch, 3 hypervisors: memory" "$(memory "$(lab_id)")"
+timed "hypervisor: power loss" "$COBALT" lab power --name "$name" loss hv1
+timed "hypervisor: power on to joined" "$COBALT" lab power --name "$name" on hv1
+"$COBALT" lab down --name "$name"
+timed "light OpenStack, 3 hosts: up" "$COBALT" lab up --name "$name" --with openstack-light
+row "light OpenStack, 3 hosts: memory" "$(memory "$(lab_id)")"
+"$COBALT" lab down --name "$name"
+timed "OpenStack, OVN, 3 hypervisors: up" "$COBALT" lab up --name "$name" --with hypervisors,openstack
+"$COBALT" lab down --name "$name"
+timed "whole region with 3 servers: up" "$COBALT" lab up --name "$name" \
+  --with kube,hypervisors,ovn,openstack,bmc --servers 3
+row "whole region with 3 servers: memory" "$(memory "$(lab_id)")"
+timed "whole region with 3 servers: down" "$COBALT" lab down --name "$name"

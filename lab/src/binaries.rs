@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use sha2::{Digest, Sha256};
 
+use crate::cache;
 use crate::command::{Run, which};
 use crate::paths::{Paths, lock, write_atomic};
 use crate::report::Report;
@@ -244,17 +244,7 @@ fn install(from: &Path, to: &Path) -> Result<()> {
 }
 
 fn module_hash() -> String {
-    let mut hasher = Sha256::new();
-    for (name, content) in MODULE {
-        hasher.update(name);
-        hasher.update(content);
-    }
-    hasher
-        .finalize()
-        .iter()
-        .take(6)
-        .map(|byte| format!("{byte:02x}"))
-        .collect()
+    cache::key(MODULE.iter().flat_map(|&(name, content)| [name, content]))
 }
 
 /// The version that go.mod pins for a module.

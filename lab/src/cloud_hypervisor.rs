@@ -17,10 +17,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use sha2::{Digest, Sha256};
 
+use crate::cache;
 use crate::command::Run;
-use crate::paths::{Paths, lock, remove_tree};
+use crate::paths::{Paths, remove_tree};
 use crate::report::Report;
 
 /// The suite of the tree that the layer is for.
@@ -82,42 +82,31 @@ const FETCH_SOURCE: &str = r#"--customize-hook=mkdir "$1/build" && chroot "$1" s
 /// The layer's directory; made when it is not there (about three minutes, and a gigabyte of disk
 /// while it is made).
 pub async fn ensure(paths: &Paths, report: &Report) -> Result<PathBuf> {
-    let layer = location(paths);
-    if layer.is_dir() {
-        return Ok(layer);
-    }
-    std::fs::create_dir_all(&paths.cache)
-        .with_context(|| format!("failed to make {}", paths.cache.display()))?;
-    let _lock = lock(layer.with_extension("lock"), report).await?;
-    if layer.is_dir() {
-        return Ok(layer);
-    }
-    // What an interrupted run left. The lock is ours, so nobody is writing it.
-    let partial = layer.with_extension("partial");
-    remove_tree(&partial)?;
-    let (tree, new) = (partial.join("tree"), partial.join("layer"));
-    std::fs::create_dir_all(&partial)
-        .with_context(|| format!("failed to make {}", partial.display()))?;
-    let step = report.long_step(
-        format!("make a Debian tree that can build libvirt ({SUITE})"),
-        Duration::from_secs(65),
-    );
-    make_build_tree(&tree).await?;
-    step.done();
-    let step = report.long_step(
-        "build libvirt's Cloud Hypervisor driver",
-        Duration::from_secs(90),
-    );
-    build(&tree).await?;
-    step.done();
-    assemble(&tree, &new)?;
-    // Before the layer is in place: afterwards nobody would come back for it.
-    remove_tree(&tree)?;
-    std::fs::rename(&new, &layer)
-        .with_context(|| format!("failed to install {}", layer.display()))?;
-    remove_tree(&partial)?;
-    Ok(layer)
+    let dir = cache::once(location(paths), report, async |partial| {
+        std::fs::create_dir_all(partial)
+            .with_context(|| format!("failed to make {}", partial.display()))?;
+        let tree = partial.join("tree");
+        let step = report.long_step(
+            format!("make a Debian tree that can build libvirt ({SUITE})"),
+            Duration::from_secs(65),
+        );
+        make_build_tree(&tree).await?;
+        step.done();
+        let step = report.long_step(
+            "build libvirt's Cloud Hypervisor driver",
+            Duration::from_secs(90),
+        );
+        build(&tree).await?;
+        step.done();
+        assemble(&tree, &partial.join(LAYER))?;
+        remove_tree(&tree)
+    })
+    .await?;
+    Ok(dir.join(LAYER))
 }
+
+/// The layer within its place in the cache.
+const LAYER: &str = "layer";
 
 /// Whether the layer exists already.
 pub fn is_ready(paths: &Paths) -> bool {
@@ -158,21 +147,9 @@ fn installed_version<'a>(status: &'a str, package: &str) -> Option<&'a str> {
 
 /// Keyed by everything that makes it, so that a changed recipe gives a new layer.
 fn location(paths: &Paths) -> PathBuf {
-    let mut hasher = Sha256::new();
-    for part in
-        BUILD_PACKAGES
-            .iter()
-            .chain(&[BUILD_SCRIPT, STAND_IN, DROP_IN, WITH_SOURCES, FETCH_SOURCE])
-    {
-        hasher.update(part);
-    }
-    let hash: String = hasher
-        .finalize()
-        .iter()
-        .take(6)
-        .map(|b| format!("{b:02x}"))
-        .collect();
-    paths.cache.join(format!("libvirt-ch-{hash}"))
+    let scripts = [BUILD_SCRIPT, STAND_IN, DROP_IN, WITH_SOURCES, FETCH_SOURCE];
+    let key = cache::key(BUILD_PACKAGES.iter().chain(&scripts));
+    paths.cache.join(format!("libvirt-ch-{key}"))
 }
 
 /// The directory below `/usr/lib` that has this machine's libraries.

@@ -15,10 +15,10 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use flate2::{Compression, GzBuilder};
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 
+use crate::cache;
 use crate::command::Run;
-use crate::paths::{Paths, lock, remove_tree};
+use crate::paths::{Paths, remove_tree};
 use crate::report::Report;
 
 const SUITE: &str = "bookworm";
@@ -100,34 +100,23 @@ impl Guests {
 
 /// The guests; made when they are not there (about 15 seconds).
 pub async fn ensure(paths: &Paths, report: &Report) -> Result<Guests> {
-    let dir = location(paths);
-    if dir.is_dir() {
-        return Ok(Guests::of(&dir));
-    }
-    std::fs::create_dir_all(&paths.cache)
-        .with_context(|| format!("failed to make {}", paths.cache.display()))?;
-    let _lock = lock(dir.with_extension("lock"), report).await?;
-    if dir.is_dir() {
-        return Ok(Guests::of(&dir));
-    }
-    let step = report.long_step("make the guests of hypervisors", Duration::from_secs(15));
-    // What an interrupted run left. The lock is ours, so nobody is writing it.
-    let partial = dir.with_extension("partial");
-    remove_tree(&partial)?;
-    std::fs::create_dir_all(&partial)
-        .with_context(|| format!("failed to make {}", partial.display()))?;
-    let guests = Guests::of(&partial);
-    compile_micro(&partial, &guests.micro).await?;
-    let tree = partial.join("tree");
-    unpack_packages(&tree).await?;
-    tokio::task::spawn_blocking(move || {
-        make_linux(&tree, &guests)?;
-        remove_tree(&tree)
+    let dir = cache::once(location(paths), report, async |partial| {
+        let step = report.long_step("make the guests of hypervisors", Duration::from_secs(15));
+        std::fs::create_dir_all(partial)
+            .with_context(|| format!("failed to make {}", partial.display()))?;
+        let guests = Guests::of(partial);
+        compile_micro(partial, &guests.micro).await?;
+        let tree = partial.join("tree");
+        unpack_packages(&tree).await?;
+        tokio::task::spawn_blocking(move || {
+            make_linux(&tree, &guests)?;
+            remove_tree(&tree)
+        })
+        .await??;
+        step.done();
+        Ok(())
     })
-    .await??;
-    std::fs::rename(&partial, &dir)
-        .with_context(|| format!("failed to install {}", dir.display()))?;
-    step.done();
+    .await?;
     Ok(Guests::of(&dir))
 }
 
@@ -138,25 +127,13 @@ pub fn is_ready(paths: &Paths) -> bool {
 
 /// Keyed by everything that makes them, so that a changed guest is a new one.
 fn location(paths: &Paths) -> PathBuf {
-    let mut hasher = Sha256::new();
     let sources = MICRO_SOURCES.iter().flat_map(|&(name, text)| [name, text]);
-    for text in [SUITE, PACKAGES, INIT, DHCP]
+    let parts = [SUITE, PACKAGES, INIT, DHCP]
         .into_iter()
         .chain(sources)
         .chain(MICRO_FLAGS)
-        .chain(MODULES.iter().copied())
-    {
-        hasher.update(text);
-        // Keeps apart what would read the same in a row.
-        hasher.update([0]);
-    }
-    let hash: String = hasher
-        .finalize()
-        .iter()
-        .take(6)
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
-    paths.cache.join(format!("guests-{hash}"))
+        .chain(MODULES.iter().copied());
+    paths.cache.join(format!("guests-{}", cache::key(parts)))
 }
 
 async fn compile_micro(dir: &Path, target: &Path) -> Result<()> {

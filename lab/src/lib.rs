@@ -15,6 +15,7 @@
 pub mod access;
 pub mod binaries;
 pub mod bmc;
+pub mod cache;
 pub mod cgroup;
 pub mod cli;
 pub mod cloud_hypervisor;

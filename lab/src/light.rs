@@ -21,11 +21,11 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use sha2::{Digest, Sha256};
 
 use crate::access::Access;
+use crate::cache;
 use crate::command::{Run, patience};
-use crate::paths::{Paths, lock, remove_tree};
+use crate::paths::{Paths, remove_tree};
 use crate::pki::write_private;
 use crate::process::{Process, Recipe};
 use crate::python::Readiness;
@@ -144,40 +144,29 @@ pub async fn template(
     report: &Report,
 ) -> Result<PathBuf> {
     let dir = paths.cache.join(format!("light-{}", hash(packages)));
-    if dir.is_dir() {
-        return Ok(dir);
-    }
-    std::fs::create_dir_all(&paths.cache)
-        .with_context(|| format!("failed to make {}", paths.cache.display()))?;
-    let _lock = lock(dir.with_extension("lock"), report).await?;
-    if dir.is_dir() {
-        return Ok(dir);
-    }
-    let step = report.long_step(
-        "make the databases of the light OpenStack",
-        Duration::from_secs(5),
-    );
-    // What an interrupted run left. The lock is ours, so nobody is writing it.
-    let partial = dir.with_extension("partial");
-    remove_tree(&partial)?;
-    let work = partial.join("work");
-    write_code(&work)?;
-    let settings = write_settings(&LightConfig::default(), &work, packages, Ports::default())?;
-    let half = |name: &'static str| {
-        let arguments = script(&work, "template.py", &settings);
-        Run::new(&python.to_string_lossy(), arguments)
-            .arguments([name])
-            .deadline(patience(Duration::from_secs(180)))
-            .output()
-    };
-    tokio::try_join!(half("identity"), half("nova"))
-        .context("failed to make the databases of the light OpenStack")?;
-    copy_state(&work, &partial)?;
-    remove_tree(&work)?;
-    std::fs::rename(&partial, &dir)
-        .with_context(|| format!("failed to install {}", dir.display()))?;
-    step.done();
-    Ok(dir)
+    cache::once(dir, report, async |partial| {
+        let step = report.long_step(
+            "make the databases of the light OpenStack",
+            Duration::from_secs(5),
+        );
+        let work = partial.join("work");
+        write_code(&work)?;
+        let settings = write_settings(&LightConfig::default(), &work, packages, Ports::default())?;
+        let half = |name: &'static str| {
+            let arguments = script(&work, "template.py", &settings);
+            Run::new(&python.to_string_lossy(), arguments)
+                .arguments([name])
+                .deadline(patience(Duration::from_secs(180)))
+                .output()
+        };
+        tokio::try_join!(half("identity"), half("nova"))
+            .context("failed to make the databases of the light OpenStack")?;
+        copy_state(&work, partial)?;
+        remove_tree(&work)?;
+        step.done();
+        Ok(())
+    })
+    .await
 }
 
 /// Starts a light OpenStack in `dir` and waits until every host is up.
@@ -324,22 +313,16 @@ fn copy_state(from: &Path, to: &Path) -> Result<()> {
 
 /// Keyed by what makes the databases; the directory of the packages is named by its content.
 fn hash(packages: &Path) -> String {
-    let mut hasher = Sha256::new();
-    hasher.update(packages.file_name().unwrap_or_default().as_encoded_bytes());
-    for (name, content) in CODE {
-        if ["common.py", "configuration.py", "template.py"].contains(&name) {
-            hasher.update(content);
-        }
-    }
-    for word in [USERNAME, PASSWORD, PROJECT, REGION] {
-        hasher.update(word);
-    }
-    hasher
-        .finalize()
+    let packages = packages.file_name().unwrap_or_default().to_string_lossy();
+    let code = CODE
         .iter()
-        .take(6)
-        .map(|byte| format!("{byte:02x}"))
-        .collect()
+        .filter(|(name, _)| ["common.py", "configuration.py", "template.py"].contains(name))
+        .map(|&(_, content)| content);
+    cache::key(
+        [&packages, USERNAME, PASSWORD, PROJECT, REGION]
+            .into_iter()
+            .chain(code),
+    )
 }
 
 fn free_ports() -> Result<Ports> {

@@ -13,18 +13,18 @@
 //! cells take their URLs from the configuration.
 
 use std::net::Ipv4Addr;
-use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 
 use crate::access::Access;
+use crate::cache;
 use crate::command::{Run, run};
 use crate::guests::{Guests, LINUX_COMMAND_LINE};
-use crate::paths::{Paths, lock, remove_tree};
+use crate::node::files::Layer;
+use crate::node::ovn::{northbound, southbound};
+use crate::paths::{Paths, remove_tree};
 use crate::report::Report;
 
 /// Where things are in a region.
@@ -34,15 +34,6 @@ pub struct Site {
     pub openstack: Ipv4Addr,
     /// The members of OVN's databases.
     pub ovn: Vec<Ipv4Addr>,
-}
-
-/// What a person may want different in a region.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
-pub struct Options {
-    /// How much a live migration may send each second; 0: no limit. 2 to 4 makes migrations slow
-    /// enough to watch and to abort.
-    pub live_migration_bandwidth_mib: u32,
 }
 
 /// How to log in to the region at a site.
@@ -152,13 +143,12 @@ const STATE: &[&str] = &["mysql", "keystone", "glance"];
 /// Writes the control plane into a machine: configuration and units into its own layer, the
 /// template's state into its `/var`.
 pub async fn control_plane_files(
-    upper: &Path,
+    layer: &Layer,
     var: &Path,
     template: &Path,
     site: &Site,
-    _options: &Options,
 ) -> Result<()> {
-    control_plane_configuration(upper, site)?;
+    control_plane_configuration(layer, site)?;
     let lib = var.join("lib");
     make_dirs(&lib, &["neutron", "nova"])?;
     for part in STATE {
@@ -179,19 +169,11 @@ pub async fn control_plane_files(
     Ok(())
 }
 
-fn control_plane_configuration(upper: &Path, site: &Site) -> Result<()> {
-    let ovn = |port: u16| {
-        let members: Vec<String> = site
-            .ovn
-            .iter()
-            .map(|address| format!("tcp:{address}:{port}"))
-            .collect();
-        members.join(",")
-    };
+fn control_plane_configuration(layer: &Layer, site: &Site) -> Result<()> {
     let values = [
         ("openstack", site.openstack.to_string()),
-        ("ovn_nb", ovn(6641)),
-        ("ovn_sb", ovn(6642)),
+        ("ovn_nb", northbound(&site.ovn)),
+        ("ovn_sb", southbound(&site.ovn)),
         (
             "database",
             "mysql+pymysql://openstack:openstack@127.0.0.1:3306".to_owned(),
@@ -201,43 +183,38 @@ fn control_plane_configuration(upper: &Path, site: &Site) -> Result<()> {
         ("nova_account", account("nova", site)),
         ("placement_account", account("placement", site)),
     ];
-    write_files(upper, COMMON, &values)?;
-    write_files(upper, SERVICES, &values)?;
-    write_files(upper, CONTROL_PLANE, &values)?;
+    write_files(layer, COMMON, &values)?;
+    write_files(layer, SERVICES, &values)?;
+    write_files(layer, CONTROL_PLANE, &values)?;
     // Nova looks for it beside its configuration only.
-    link(
+    layer.link(
         "/opt/openstack/etc/nova/api-paste.ini",
-        &upper.join("etc/nova/api-paste.ini"),
+        "etc/nova/api-paste.ini",
     )?;
-    write_services(upper, CONTROL_SERVICES)?;
-    for unit in CONTROL_PACKAGES {
-        enable(upper, unit, "/lib/systemd/system")?;
-    }
-    Ok(())
+    write_services(layer, CONTROL_SERVICES)?;
+    layer.enable(CONTROL_PACKAGES)
 }
 
-/// Writes nova-compute into a hypervisor.
+/// Writes nova-compute into a hypervisor. `bandwidth` is what a live migration may send each
+/// second, in MiB; 0 for no limit.
 pub fn compute_files(
-    upper: &Path,
+    layer: &Layer,
     var: &Path,
     host: &str,
     address: Ipv4Addr,
     site: &Site,
-    options: &Options,
+    bandwidth: u32,
 ) -> Result<()> {
     let values = [
         ("openstack", site.openstack.to_string()),
         ("nova_account", account("nova", site)),
         ("host", host.to_owned()),
         ("address", address.to_string()),
-        (
-            "bandwidth",
-            options.live_migration_bandwidth_mib.to_string(),
-        ),
+        ("bandwidth", bandwidth.to_string()),
     ];
-    write_files(upper, COMMON, &values)?;
-    write_files(upper, COMPUTE, &values)?;
-    write_services(upper, COMPUTE_SERVICES)?;
+    write_files(layer, COMMON, &values)?;
+    write_files(layer, COMPUTE, &values)?;
+    write_services(layer, COMPUTE_SERVICES)?;
     make_dirs(&var.join("lib"), &["nova/instances"])
 }
 
@@ -249,42 +226,37 @@ pub async fn template(
     guests: &Guests,
     report: &Report,
 ) -> Result<PathBuf> {
-    let template = location(paths, tree, packages, guests)?;
-    if template.is_dir() {
-        return Ok(template);
-    }
-    std::fs::create_dir_all(&paths.cache)
-        .with_context(|| format!("failed to make {}", paths.cache.display()))?;
-    let _lock = lock(template.with_extension("lock"), report).await?;
-    if template.is_dir() {
-        return Ok(template);
-    }
-    let step = report.long_step("make OpenStack's databases", Duration::from_secs(25));
-    // What an interrupted run left. The lock is ours, so nobody is writing it.
-    let partial = template.with_extension("partial");
-    remove_tree(&partial)?;
-    bake(&partial, tree, packages, guests).await?;
-    std::fs::rename(partial.join("state"), &template)
-        .with_context(|| format!("failed to install {}", template.display()))?;
-    remove_tree(&partial)?;
-    step.done();
-    Ok(template)
+    let dir = cache::once(
+        location(paths, tree, packages, guests),
+        report,
+        async |partial| {
+            let step = report.long_step("make OpenStack's databases", Duration::from_secs(25));
+            bake(partial, tree, packages, guests).await?;
+            for scratch in SCRATCH {
+                remove_tree(&partial.join(scratch))?;
+            }
+            step.done();
+            Ok(())
+        },
+    )
+    .await?;
+    Ok(dir.join(BAKED))
 }
 
-/// Whether the template exists already.
-pub fn template_is_ready(paths: &Paths, tree: &Path, packages: &Path, guests: &Guests) -> bool {
-    location(paths, tree, packages, guests).is_ok_and(|template| template.is_dir())
-}
+/// The template within its place in the cache, and what is there only while it is made.
+const BAKED: &str = "state";
+const SCRATCH: [&str; 3] = ["upper", "work", "root"];
 
 async fn bake(work: &Path, tree: &Path, packages: &Path, guests: &Guests) -> Result<()> {
-    make_dirs(work, &["upper", "work", "root", "state"])?;
-    let upper = work.join("upper");
+    make_dirs(work, &SCRATCH)?;
+    make_dirs(work, &[BAKED])?;
+    let layer = Layer::at(work.join("upper"));
     let here = Site {
         openstack: Ipv4Addr::LOCALHOST,
         ovn: vec![Ipv4Addr::LOCALHOST],
     };
-    control_plane_configuration(&upper, &here)?;
-    write_files(&upper, BAKE, &[])?;
+    control_plane_configuration(&layer, &here)?;
+    write_files(&layer, BAKE, &[])?;
     // When this program is interrupted, unshare ends, and with it everything inside.
     Run::new(
         "unshare",
@@ -315,32 +287,21 @@ async fn bake(work: &Path, tree: &Path, packages: &Path, guests: &Guests) -> Res
 
 /// Keyed by everything that makes it, so that a changed recipe gives a new template. The tree and
 /// the packages have keys of their own in their names.
-fn location(paths: &Paths, tree: &Path, packages: &Path, guests: &Guests) -> Result<PathBuf> {
-    let mut hasher = Sha256::new();
+fn location(paths: &Paths, tree: &Path, packages: &Path, guests: &Guests) -> PathBuf {
+    let name = |path: &Path| {
+        let name = path.file_name().unwrap_or_default();
+        name.to_string_lossy().into_owned()
+    };
+    // These have keys of their own in their names.
+    let guests = guests.micro.parent().map(name).unwrap_or_default();
+    let mut parts = vec![name(tree), name(packages), guests];
+    parts.extend([BAKE_SCRIPT, LINUX_COMMAND_LINE].map(ToOwned::to_owned));
     for (name, content) in COMMON.iter().chain(SERVICES).chain(BAKE) {
-        hasher.update(name);
-        hasher.update(content);
+        parts.push(format!("{name} {content}"));
     }
-    hasher.update(BAKE_SCRIPT);
-    hasher.update(LINUX_COMMAND_LINE);
-    for path in [tree, packages] {
-        hasher.update(path.as_os_str().as_encoded_bytes());
-    }
-    for path in [&guests.micro, &guests.kernel, &guests.initrd] {
-        let file = path
-            .metadata()
-            .with_context(|| format!("no guest at {}", path.display()))?;
-        hasher.update(path.as_os_str().as_encoded_bytes());
-        hasher.update(file.size().to_le_bytes());
-        hasher.update(file.mtime().to_le_bytes());
-    }
-    let hash: String = hasher
-        .finalize()
-        .iter()
-        .take(6)
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
-    Ok(paths.cache.join(format!("openstack-{hash}")))
+    paths
+        .cache
+        .join(format!("openstack-{}", cache::key(&parts)))
 }
 
 /// How a service logs in; wanted in each section that names another service.
@@ -352,19 +313,20 @@ fn account(user: &str, site: &Site) -> String {
     )
 }
 
-fn write_files(root: &Path, files: &[File], values: &[(&str, String)]) -> Result<()> {
+fn write_files(layer: &Layer, files: &[File], values: &[(&str, String)]) -> Result<()> {
     for (name, content) in files {
-        let content = if name.starts_with("etc/") {
-            render(content, values).with_context(|| format!("failed to fill in {name}"))?
+        if name.starts_with("etc/") {
+            let filled =
+                render(content, values).with_context(|| format!("failed to fill in {name}"))?;
+            layer.put(name, &filled)?;
         } else {
-            (*content).to_owned()
-        };
-        write(&root.join(name), &content)?;
+            layer.put(name, content)?;
+        }
     }
     Ok(())
 }
 
-fn write_services(root: &Path, services: &[Service]) -> Result<()> {
+fn write_services(layer: &Layer, services: &[Service]) -> Result<()> {
     for (name, description, after) in services {
         let values = [
             ("name", (*name).to_owned()),
@@ -372,16 +334,11 @@ fn write_services(root: &Path, services: &[Service]) -> Result<()> {
             ("after", (*after).to_owned()),
         ];
         let unit = format!("{name}.service");
-        let path = root.join("etc/systemd/system").join(&unit);
-        write(&path, &render(SERVICE_UNIT, &values)?)?;
-        enable(root, &unit, "/etc/systemd/system")?;
+        let content = render(SERVICE_UNIT, &values)?;
+        layer.put(&format!("etc/systemd/system/{unit}"), &content)?;
+        layer.enable(&[&unit])?;
     }
     Ok(())
-}
-
-fn enable(root: &Path, unit: &str, from: &str) -> Result<()> {
-    let wants = root.join("etc/systemd/system/multi-user.target.wants");
-    link(&format!("{from}/{unit}"), &wants.join(unit))
 }
 
 /// Fills in `{{name}}`; a name without a value is a mistake of ours.
@@ -401,34 +358,13 @@ fn render(text: &str, values: &[(&str, String)]) -> Result<String> {
     Ok(filled)
 }
 
-fn write(path: &Path, content: &str) -> Result<()> {
-    make_parent(path)?;
-    std::fs::write(path, content).with_context(|| format!("failed to write {}", path.display()))
-}
-
-/// A symbolic link; one that is there is fine.
-fn link(target: &str, path: &Path) -> Result<()> {
-    make_parent(path)?;
-    match symlink(target, path) {
-        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
-            Err(error).with_context(|| format!("failed to link {}", path.display()))
-        }
-        _ => Ok(()),
-    }
-}
-
-fn make_parent(path: &Path) -> Result<()> {
-    path.parent().map_or(Ok(()), make_dir)
-}
-
 fn make_dirs(parent: &Path, names: &[&str]) -> Result<()> {
-    names
-        .iter()
-        .try_for_each(|name| make_dir(&parent.join(name)))
-}
-
-fn make_dir(path: &Path) -> Result<()> {
-    std::fs::create_dir_all(path).with_context(|| format!("failed to make {}", path.display()))
+    for name in names {
+        let path = parent.join(name);
+        std::fs::create_dir_all(&path)
+            .with_context(|| format!("failed to make {}", path.display()))?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -445,7 +381,7 @@ mod tests {
     #[test]
     fn every_placeholder_has_a_value() {
         let dir = tempfile::tempdir().unwrap();
-        control_plane_configuration(dir.path(), &site()).unwrap();
+        control_plane_configuration(&Layer::at(dir.path().into()), &site()).unwrap();
         let read = |name: &str| std::fs::read_to_string(dir.path().join(name)).unwrap();
         let neutron = read("etc/neutron/plugins/ml2/ml2_conf.ini");
         assert!(
@@ -460,12 +396,10 @@ mod tests {
     #[test]
     fn hypervisors_get_their_own_address_and_no_database() {
         let dir = tempfile::tempdir().unwrap();
-        let options = Options {
-            live_migration_bandwidth_mib: 3,
-        };
         let (upper, var) = (dir.path().join("upper"), dir.path().join("var"));
         let address = Ipv4Addr::new(10, 0, 0, 11);
-        compute_files(&upper, &var, "hv1", address, &site(), &options).unwrap();
+        let layer = Layer::at(upper.clone());
+        compute_files(&layer, &var, "hv1", address, &site(), 3).unwrap();
         let etc = upper.join("etc/nova");
         let own = std::fs::read_to_string(etc.join("nova.conf.d/compute.conf")).unwrap();
         assert!(own.contains("host = hv1\nmy_ip = 10.0.0.11\n"), "{own}");

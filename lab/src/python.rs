@@ -10,13 +10,13 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use rustix::fs::{CWD, Mode};
-use sha2::{Digest, Sha256};
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::net::unix::pipe;
 use tokio::signal::unix::{SignalKind, signal};
 
+use crate::cache;
 use crate::command::{Run, patience, which};
-use crate::paths::{Paths, lock, remove_tree, write_atomic};
+use crate::paths::{Paths, write_atomic};
 use crate::process::{Process, log_end};
 use crate::report::Report;
 
@@ -34,38 +34,26 @@ const COMPILED: &str = ".compiled";
 /// The directory of the packages for a version of Python such as `3.11`; made when it is not
 /// there.
 pub async fn ensure(paths: &Paths, version: &str, report: &Report) -> Result<PathBuf> {
-    let dir = location(paths, version);
-    if dir.is_dir() {
-        return Ok(dir);
-    }
-    let (python, own_version) = machine_version().await?;
-    std::fs::create_dir_all(&paths.cache)
-        .with_context(|| format!("failed to make {}", paths.cache.display()))?;
-    let _lock = lock(beside(&dir, "lock"), report).await?;
-    if dir.is_dir() {
-        return Ok(dir);
-    }
-    let uv = installer(paths, &python, report).await?;
-    let step = report.long_step(
-        format!("install the packages for Python {version}"),
-        Duration::from_secs(30),
-    );
-    // What an interrupted run left. The lock is ours, so nobody is writing it.
-    let partial = beside(&dir, "partial");
-    remove_tree(&partial)?;
-    install(&uv, &python, version, &partial).await?;
-    let program = if own_version == version {
-        Some(python)
-    } else {
-        interpreter(version).await
-    };
-    if let Some(program) = program {
-        compile(&partial, &partial, &[&program.to_string_lossy()]).await?;
-    }
-    std::fs::rename(&partial, &dir)
-        .with_context(|| format!("failed to install {}", dir.display()))?;
-    step.done();
-    Ok(dir)
+    cache::once(location(paths, version), report, async |partial| {
+        let (python, own_version) = machine_version().await?;
+        let uv = installer(paths, &python, report).await?;
+        let step = report.long_step(
+            format!("install the packages for Python {version}"),
+            Duration::from_secs(30),
+        );
+        install(&uv, &python, version, partial).await?;
+        let program = if own_version == version {
+            Some(python)
+        } else {
+            interpreter(version).await
+        };
+        if let Some(program) = program {
+            compile(partial, partial, &[&program.to_string_lossy()]).await?;
+        }
+        step.done();
+        Ok(())
+    })
+    .await
 }
 
 /// Whether the packages are there already.
@@ -143,64 +131,38 @@ async fn compile(dir: &Path, seen: &Path, python: &[&str]) -> Result<()> {
     write_atomic(&mark, b"")
 }
 
-/// Keyed by all that makes it. The name has dots, so `with_extension` would cut it.
+/// Keyed by all that makes it.
 fn location(paths: &Paths, version: &str) -> PathBuf {
-    let mut hasher = Sha256::new();
-    hasher.update(UV);
-    hasher.update(REQUIREMENTS);
-    let hash: String = hasher
-        .finalize()
-        .iter()
-        .take(6)
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
-    paths.cache.join(format!("python-{version}-{hash}"))
-}
-
-fn beside(dir: &Path, suffix: &str) -> PathBuf {
-    let mut path = dir.as_os_str().to_owned();
-    path.push(format!(".{suffix}"));
-    path.into()
+    let key = cache::key([UV, REQUIREMENTS]);
+    paths.cache.join(format!("python-{version}-{key}"))
 }
 
 /// The program uv; installed into the cache when it is not there.
 async fn installer(paths: &Paths, python: &Path, report: &Report) -> Result<PathBuf> {
-    let tools = paths.cache.join("tools");
-    let dir = tools.join(format!("uv-{UV}"));
-    let program = dir.join("bin/uv");
-    if program.is_file() {
-        return Ok(program);
-    }
-    std::fs::create_dir_all(&tools)
-        .with_context(|| format!("failed to make {}", tools.display()))?;
-    let _lock = lock(beside(&dir, "lock"), report).await?;
-    if program.is_file() {
-        return Ok(program);
-    }
-    let python = python.to_string_lossy();
-    if Run::new(&python, ["-m", "pip", "--version"])
-        .output()
-        .await
-        .is_err()
-    {
-        bail!("{python} has no pip: install the package python3-pip");
-    }
-    let step = report.step(format!("install uv {UV}"));
-    let partial = beside(&dir, "partial");
-    remove_tree(&partial)?;
-    Run::new(&python, ["-m", "pip", "install", "--quiet", "--target"])
-        .arguments([&partial])
-        .arguments([format!("uv=={UV}")])
-        .env("PIP_DISABLE_PIP_VERSION_CHECK", "1")
-        .deadline(patience(Duration::from_secs(300)))
-        .output()
-        .await
-        .with_context(|| format!("failed to install uv {UV} from PyPI"))?;
-    remove_tree(&dir)?;
-    std::fs::rename(&partial, &dir)
-        .with_context(|| format!("failed to install {}", dir.display()))?;
-    step.done();
-    Ok(program)
+    let dir = paths.cache.join("tools").join(format!("uv-{UV}"));
+    let dir = cache::once(dir, report, async |partial| {
+        let python = python.to_string_lossy();
+        if Run::new(&python, ["-m", "pip", "--version"])
+            .output()
+            .await
+            .is_err()
+        {
+            bail!("{python} has no pip: install the package python3-pip");
+        }
+        let step = report.step(format!("install uv {UV}"));
+        Run::new(&python, ["-m", "pip", "install", "--quiet", "--target"])
+            .arguments([partial])
+            .arguments([format!("uv=={UV}")])
+            .env("PIP_DISABLE_PIP_VERSION_CHECK", "1")
+            .deadline(patience(Duration::from_secs(300)))
+            .output()
+            .await
+            .with_context(|| format!("failed to install uv {UV} from PyPI"))?;
+        step.done();
+        Ok(())
+    })
+    .await?;
+    Ok(dir.join("bin/uv"))
 }
 
 async fn install(uv: &Path, python: &Path, version: &str, target: &Path) -> Result<()> {
@@ -329,12 +291,6 @@ mod tests {
         for line in REQUIREMENTS.lines() {
             assert!(line.contains("=="), "{line}");
         }
-    }
-
-    #[test]
-    fn a_lock_lies_beside_a_directory_with_dots_in_its_name() {
-        let path = beside(Path::new("/cache/python-3.11-ab"), "lock");
-        assert_eq!(path, Path::new("/cache/python-3.11-ab.lock"));
     }
 
     #[tokio::test]

@@ -10,10 +10,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use sha2::{Digest, Sha256};
 
+use crate::cache;
 use crate::command::Run;
-use crate::paths::{Paths, lock, remove_tree};
+use crate::paths::{Paths, remove_tree};
 use crate::report::Report;
 
 /// A Debian release.
@@ -179,29 +179,17 @@ const REMOVED: &[&str] = &[
 
 /// A tree's directory; made when it is not there (one to two minutes).
 pub async fn ensure(paths: &Paths, suite: Suite, report: &Report) -> Result<PathBuf> {
-    let tree = location(paths, suite);
-    if tree.is_dir() {
-        return Ok(tree);
-    }
-    std::fs::create_dir_all(&paths.cache)
-        .with_context(|| format!("failed to make {}", paths.cache.display()))?;
-    let _lock = lock(tree.with_extension("lock"), report).await?;
-    if tree.is_dir() {
-        return Ok(tree);
-    }
-    let step = report.long_step(
-        format!("make the machines' Debian tree ({})", suite.name()),
-        Duration::from_secs(100),
-    );
-    // What an interrupted run left. The lock is ours, so nobody is writing it.
-    let partial = tree.with_extension("partial");
-    remove_tree(&partial)?;
-    debootstrap(suite, &partial).await?;
-    configure(&partial)?;
-    std::fs::rename(&partial, &tree)
-        .with_context(|| format!("failed to install {}", tree.display()))?;
-    step.done();
-    Ok(tree)
+    cache::once(location(paths, suite), report, async |partial| {
+        let step = report.long_step(
+            format!("make the machines' Debian tree ({})", suite.name()),
+            Duration::from_secs(100),
+        );
+        debootstrap(suite, partial).await?;
+        configure(partial)?;
+        step.done();
+        Ok(())
+    })
+    .await
 }
 
 /// Whether a tree exists already.
@@ -211,28 +199,19 @@ pub fn is_ready(paths: &Paths, suite: Suite) -> bool {
 
 /// Keyed by everything that makes it, so that a changed recipe gives a new tree.
 fn location(paths: &Paths, suite: Suite) -> PathBuf {
-    let mut hasher = Sha256::new();
-    for word in suite
+    let mut parts: Vec<String> = suite
         .packages()
         .iter()
         .chain(MASKED)
         .chain(WANTED)
         .chain(REMOVED)
-    {
-        hasher.update(word);
-    }
-    for (name, mode, content) in FILES {
-        hasher.update(name);
-        hasher.update(mode.to_le_bytes());
-        hasher.update(content);
-    }
-    let hash: String = hasher
-        .finalize()
-        .iter()
-        .take(6)
-        .map(|b| format!("{b:02x}"))
+        .map(|&word| word.to_owned())
         .collect();
-    paths.cache.join(format!("tree-{}-{hash}", suite.name()))
+    for (name, mode, content) in FILES {
+        parts.push(format!("{name} {mode:o} {content}"));
+    }
+    let key = cache::key(&parts);
+    paths.cache.join(format!("tree-{}-{key}", suite.name()))
 }
 
 async fn debootstrap(suite: Suite, target: &Path) -> Result<()> {

@@ -25,9 +25,7 @@ pub async fn base(spec: &NodeSpec, hosts: &[(String, Ipv4Addr)]) -> Result<Layer
     let tree = spec.layers.last().context("a machine without a tree")?;
     let (from, to) = (tree.join("var"), spec.dir.join("var"));
     run("cp", ["-a".as_ref(), from.as_os_str(), to.as_os_str()]).await?;
-    let layer = Layer {
-        upper: spec.dir.join("upper"),
-    };
+    let layer = Layer::at(spec.dir.join("upper"));
     layer.put("etc/hostname", &format!("{}\n", spec.name))?;
     layer.put(
         "etc/machine-id",
@@ -49,9 +47,9 @@ pub async fn base(spec: &NodeSpec, hosts: &[(String, Ipv4Addr)]) -> Result<Layer
 }
 
 impl Layer {
-    /// Its directory.
-    pub fn path(&self) -> &Path {
-        &self.upper
+    /// The layer in a directory.
+    pub fn at(upper: PathBuf) -> Self {
+        Self { upper }
     }
 
     /// Writes a file.
@@ -74,6 +72,14 @@ impl Layer {
             .with_context(|| format!("failed to make {} executable", path.display()))
     }
 
+    /// Makes a symbolic link; what is there already gives way.
+    pub fn link(&self, target: &str, name: &str) -> Result<()> {
+        let path = self.prepare(name)?;
+        // Usually there is none.
+        drop(std::fs::remove_file(&path));
+        symlink(target, &path).with_context(|| format!("failed to link {}", path.display()))
+    }
+
     /// Lets units start at boot: the machine's own, else those of its tree.
     pub fn enable(&self, units: &[&str]) -> Result<()> {
         for unit in units {
@@ -87,8 +93,7 @@ impl Layer {
             } else {
                 format!("/lib/systemd/system/{unit}")
             };
-            let link = self.prepare(&format!("etc/systemd/system/{target}/{unit}"))?;
-            symlink(from, link).with_context(|| format!("failed to enable {unit}"))?;
+            self.link(&from, &format!("etc/systemd/system/{target}/{unit}"))?;
         }
         Ok(())
     }
@@ -96,8 +101,7 @@ impl Layer {
     /// Keeps units of the tree from ever starting.
     fn mask(&self, units: &[&str]) -> Result<()> {
         for unit in units {
-            let link = self.prepare(&format!("etc/systemd/system/{unit}"))?;
-            symlink("/dev/null", link).with_context(|| format!("failed to mask {unit}"))?;
+            self.link("/dev/null", &format!("etc/systemd/system/{unit}"))?;
         }
         Ok(())
     }

@@ -303,12 +303,13 @@ impl Supervisor {
             Kind::Hypervisor => {
                 let tunnel = plan.block.tunnel(machine.index);
                 hypervisor::write(layer, machine, tunnel, &members, &blueprint.libvirt)?;
-                if let (Some(options), Some(site)) = (self.openstack_options(), site(plan)) {
-                    let name = &machine.name;
-                    let address = machine.address;
-                    openstack::compute_files(layer.path(), &var, name, address, &site, &options)?;
-                }
-                Ok(())
+                let Some(site) = site(plan) else {
+                    return Ok(());
+                };
+                let config = self.order.config.openstack.as_ref();
+                let bandwidth = config.map_or(0, |config| config.migration_bandwidth);
+                let (name, address) = (&machine.name, machine.address);
+                openstack::compute_files(layer, &var, name, address, &site, bandwidth)
             }
             Kind::Openstack => {
                 let template = self
@@ -317,19 +318,10 @@ impl Supervisor {
                     .openstack
                     .as_ref()
                     .context("OpenStack without its first state")?;
-                let (Some(options), Some(site)) = (self.openstack_options(), site(plan)) else {
-                    bail!("OpenStack without a site");
-                };
-                openstack::control_plane_files(layer.path(), &var, template, &site, &options).await
+                let site = site(plan).context("OpenStack without a site")?;
+                openstack::control_plane_files(layer, &var, template, &site).await
             }
         }
-    }
-
-    fn openstack_options(&self) -> Option<openstack::Options> {
-        let config = self.order.config.openstack.as_ref()?;
-        Some(openstack::Options {
-            live_migration_bandwidth_mib: config.migration_bandwidth,
-        })
     }
 
     fn spec(&self, machine: &Machine) -> Result<NodeSpec> {
