@@ -83,7 +83,8 @@ enum LabCommand {
     Logs {
         #[command(flatten)]
         lab: Name,
-        /// A process (`hypervisor/etcd`), a machine (`n1`) or `supervisor`.
+        /// A process (`hypervisor/etcd`), a machine (`n1`), a unit of one (`hv1/libvirtd`) or
+        /// `supervisor`.
         component: Option<String>,
         /// Keep printing what is added.
         #[arg(short, long)]
@@ -412,6 +413,9 @@ fn next_steps(status: &Status) -> String {
             "cobalt lab power{option} loss {name}      pull a plug and watch"
         ));
     }
+    if of(Kind::Openstack).is_some() {
+        lines.push(format!("cobalt lab logs{option} openstack/nova-scheduler"));
+    }
     lines.push(format!(
         "cobalt lab logs{option}                 what there is to read"
     ));
@@ -577,6 +581,15 @@ async fn logs(
         }
         return Ok(ExitCode::SUCCESS);
     };
+    if let Some((machine, unit)) = component.split_once('/')
+        && logs.iter().any(|(name, _)| name == machine)
+    {
+        let mut journal = ["journalctl", "--no-pager", "-u", unit]
+            .map(ToOwned::to_owned)
+            .to_vec();
+        journal.extend(follow.then(|| "-f".to_owned()));
+        return replace_with(&lab.enter(machine, &journal).await?);
+    }
     let names: Vec<&str> = logs.iter().map(|(name, _)| name.as_str()).collect();
     let (_, path) = logs
         .iter()

@@ -9,7 +9,7 @@ use cobalt_lab::plan::Flavour;
 use cobalt_lab::report::Report;
 use cobalt_lab::{LabConfig, node};
 
-use crate::{TestLab, lab};
+use crate::{TestLab, cobalt_ok, lab, name};
 
 /// Where hypervisors see the guests.
 const MICRO: &str = "/opt/guests/micro.elf";
@@ -118,6 +118,9 @@ async fn guests_run_migrate_and_survive_libvirt_on_both_releases() {
     let more = format!("tick {}", after.last().unwrap() + 3);
     lab.console_shows("hv2", "walker", &more).await;
     assert!(lab.state("hv2", "walker").await.contains("running"));
+
+    let journal = cobalt_ok(&["lab", "logs", "--name", name(&lab), "hv2/libvirtd"]);
+    assert!(journal.contains("libvirt version: 11.3"), "{journal}");
 
     // Power loss is.
     let silent = Report::silent();

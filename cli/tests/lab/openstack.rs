@@ -2,8 +2,10 @@
 //! what happens to it.
 
 use cobalt_lab::LabConfig;
+use cobalt_lab::config::OpenStackConfig;
 use cobalt_lab::control::Fault;
 use cobalt_lab::node::Power;
+use cobalt_lab::plan::Flavour;
 use cobalt_lab::report::Report;
 use serde_json::json;
 
@@ -211,4 +213,31 @@ async fn all_up(cloud: &Cloud) {
         (fresh && cloud.hosts("up").await.len() == 3).then_some(())
     })
     .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn openstack_starts_alone_and_drives_the_newer_release() {
+    let mut config = LabConfig::empty("alone");
+    config.ovn = true;
+    config.openstack = Some(OpenStackConfig::default());
+    let alone = lab(config.clone()).await;
+    let access = alone.status().await.unwrap().access.unwrap();
+    let cloud = Cloud::login(&access).await;
+    assert_eq!(cloud.hosts("up").await, [""; 0]);
+    alone.down().await.unwrap();
+
+    let trixie = LabConfig::with_hypervisors("newer", &[Flavour::Trixie]);
+    config.name = trixie.name;
+    config.clusters = trixie.clusters;
+    let newer = lab(config).await;
+    let access = newer.status().await.unwrap().access.unwrap();
+    let cloud = Cloud::login(&access).await;
+    let id = cloud.boot("new", "hv1").await;
+    let server = cloud.active(&id).await;
+    until("it has an address", || async {
+        let console = cloud.console(&id).await;
+        console.contains(&server.address).then_some(())
+    })
+    .await;
+    newer.down().await.unwrap();
 }
