@@ -272,14 +272,20 @@ impl Cluster {
         if site.subnets.is_some() {
             // Its own provisioner makes volumes below a fixed path: in a mount namespace of its
             // own that path is the cluster's directory, which every node sees at the same place.
+            // It is laid over /tmp instead of being made there: who removed it there would take
+            // the mounts of all other labs away with it.
+            let layer = site.dir.join("tmp");
+            std::fs::create_dir_all(&layer)
+                .with_context(|| format!("failed to make {}", layer.display()))?;
             command = words(&[
                 "unshare",
                 "--mount",
                 "--propagation=private",
                 "sh",
                 "-c",
-                "mkdir -p /tmp/hostpath_pv && mount --bind \"$0\" /tmp/hostpath_pv && exec \"$@\"",
+                OVER_TMP,
             ]);
+            command.push(layer.to_string_lossy().into_owned());
             command.push(volumes.to_string_lossy().into_owned());
         }
         command.push(program(site, "kube-controller-manager"));
@@ -310,6 +316,13 @@ impl Cluster {
         Ok(command)
     }
 }
+
+/// Lays a directory with the mount point over /tmp. The directory is a file system of its own and
+/// the volumes are held open, because both may be below /tmp themselves.
+const OVER_TMP: &str = "mount -t tmpfs tmpfs \"$0\" && mkdir \"$0/hostpath_pv\" && exec 9<\"$1\" && \
+    mount -t overlay -o \"lowerdir=$0:/tmp\" overlay /tmp && \
+    mount --no-canonicalize --bind /proc/self/fd/9 /tmp/hostpath_pv && exec 9<&- && \
+    shift && exec \"$@\"";
 
 /// Seconds until a silent node counts as gone.
 pub const NODE_GRACE_SECONDS: u32 = 16;

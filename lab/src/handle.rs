@@ -35,7 +35,11 @@ impl Lab {
             setup::check_inotify(&config)?;
         }
         let lab = Self::launch(paths, config, prepared, exe).await?;
-        lab.ready(report).await?;
+        if let Err(error) = lab.ready(report).await {
+            // It takes down what it had started; until then its name is taken.
+            lab.ended().await?;
+            return Err(error);
+        }
         Ok(lab)
     }
 
@@ -260,17 +264,25 @@ impl Lab {
         supervisor::add_image(&self.dir, layout)
     }
 
+    /// Waits until its supervisor has ended.
+    async fn ended(&self) -> Result<()> {
+        // A lab that is gone has no lock any more.
+        let Ok(lock) = std::fs::File::open(self.dir.join("lock")) else {
+            return Ok(());
+        };
+        let gone = tokio::task::spawn_blocking(move || lock.lock());
+        tokio::time::timeout(patience(Duration::from_secs(60)), gone)
+            .await
+            .context("the supervisor does not end; `cobalt lab clean` after killing it")??
+            .context("failed to wait for the supervisor")
+    }
+
     /// Takes it down and waits until nothing is left.
     pub async fn down(&self) -> Result<()> {
         if sweep::is_alive(&self.dir) {
-            let lock = std::fs::File::open(self.dir.join("lock")).context("no lock")?;
             // A supervisor that goes down on its own at this moment is just as well.
             drop(call(&self.dir, &Request::Down, &Report::silent()).await);
-            let gone = tokio::task::spawn_blocking(move || lock.lock());
-            tokio::time::timeout(patience(Duration::from_secs(60)), gone)
-                .await
-                .context("the supervisor does not end; `cobalt lab clean` after killing it")??
-                .context("failed to wait for the supervisor")?;
+            self.ended().await?;
         }
         // Only after a supervisor that died: one that ends in order has removed all of it.
         if let Ok(record) = Record::read(&self.dir) {

@@ -125,8 +125,12 @@ async fn two_labs_live_side_by_side() {
         "two machines with ids of their own"
     );
 
+    // The end of one takes nothing away from the other: it still makes volumes, for example.
     one.down().await.unwrap();
     assert_eq!(kubectl(&two, &["get", "nodes", "-o", "name"]), "node/n1\n");
+    kubectl(&two, &["apply", "-f", WORKLOADS]);
+    let store = ["rollout", "status", "statefulset/store", "--timeout=120s"];
+    kubectl(&two, &store);
     two.down().await.unwrap();
 }
 

@@ -67,6 +67,15 @@ impl std::ops::Deref for TestLab {
     }
 }
 
+/// A test that fails leaves its lab running; the next test needs the room.
+impl Drop for TestLab {
+    fn drop(&mut self) {
+        if self.lab.dir().is_dir() {
+            cobalt(&["lab", "down", "--name", name(&self.lab)]);
+        }
+    }
+}
+
 impl TestLab {
     /// Runs a program inside a machine, and its success is part of the test.
     async fn run(&self, node: &str, arguments: &[&str]) -> String {
