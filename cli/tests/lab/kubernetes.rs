@@ -8,7 +8,7 @@ use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
 
-use crate::{kubectl, lab, name, run};
+use crate::{kubectl, lab, labs, name, run};
 
 /// Debian's static busybox crashes in its wget; its nc does not.
 const GET_WEB: &str = "printf 'GET / HTTP/1.0\\r\\n\\r\\n' | nc -w 5 web 80 | tail -n 1";
@@ -102,10 +102,8 @@ async fn three_nodes_run_every_kind_of_workload() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn two_labs_live_side_by_side() {
-    let (one, two) = tokio::join!(
-        lab(LabConfig::with_nodes("one", 1)),
-        lab(LabConfig::with_nodes("two", 1))
-    );
+    let configs = ["one", "two"].map(|name| LabConfig::with_nodes(name, 1));
+    let [one, two] = labs(configs).await;
     let (first, second) = (one.status().await.unwrap(), two.status().await.unwrap());
     assert_ne!(first.id, second.id);
     assert_ne!(first.addresses, second.addresses);

@@ -18,6 +18,7 @@ mod openstack;
 
 use std::path::Path;
 use std::process::{Command, Output};
+use std::sync::Arc;
 use std::time::Duration;
 
 use cobalt_lab::cluster::Role;
@@ -57,7 +58,7 @@ fn cobalt_refused(arguments: &[&str]) -> String {
 /// A lab that ends with this process, and its share of the machine.
 struct TestLab {
     lab: Lab,
-    _share: SemaphorePermit<'static>,
+    _share: Arc<SemaphorePermit<'static>>,
 }
 
 impl std::ops::Deref for TestLab {
@@ -106,14 +107,30 @@ impl TestLab {
     }
 }
 
-/// Starts a lab. All tests together stay below the kernel's limit of inotify instances per user,
-/// which also keeps them from crowding two cores.
+/// Starts a lab.
 async fn lab(config: LabConfig) -> TestLab {
+    let [lab] = labs([config]).await;
+    lab
+}
+
+/// Starts labs side by side. All tests together stay below the kernel's limit of inotify instances
+/// per user, which also keeps them from crowding two cores. A test takes its share at once: who
+/// holds one and waits for another could wait for ever.
+async fn labs<const N: usize>(configs: [LabConfig; N]) -> [TestLab; N] {
     static SHARES: Semaphore = Semaphore::const_new(100);
-    let share = u32::try_from(cobalt_lab::setup::inotify_needs(&config)).unwrap();
-    let _share = SHARES.acquire_many(share).await.unwrap();
-    let lab = cobalt_lab::testing::lab(config).await.unwrap();
-    TestLab { lab, _share }
+    let needs = configs.iter().map(cobalt_lab::setup::inotify_needs);
+    let share = u32::try_from(needs.sum::<usize>()).unwrap();
+    let share = Arc::new(SHARES.acquire_many(share).await.unwrap());
+    let starting = configs.map(cobalt_lab::testing::lab);
+    let started = futures::future::join_all(starting).await;
+    let labs: Vec<TestLab> = started
+        .into_iter()
+        .map(|lab| TestLab {
+            lab: lab.unwrap(),
+            _share: Arc::clone(&share),
+        })
+        .collect();
+    labs.try_into().ok().unwrap()
 }
 
 /// The name by which commands know a lab.
