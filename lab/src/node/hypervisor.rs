@@ -107,10 +107,20 @@ fn open_vswitch(
             BOND_MEMBERS.join(" ")
         ));
     }
+    // The kernel sees what arrives at a member of the bond, too, and would answer for the tunnel's
+    // address with the member's own: who believes that never reaches the tunnel.
+    let silence = if machine.cables.is_empty() {
+        String::new()
+    } else {
+        format!(
+            "for member in {}; do echo 8 >/proc/sys/net/ipv4/conf/$member/arp_ignore; done\n",
+            BOND_MEMBERS.join(" ")
+        )
+    };
     network_unit(
         layer,
         &format!(
-            "ovs-vsctl {}\nip address replace {tunnel}/24 dev br-provider\n\
+            "{silence}ovs-vsctl {}\nip address replace {tunnel}/24 dev br-provider\n\
              for link in br-provider br-ex br-int; do ip link set $link up; done\n",
             commands.join(" -- ")
         ),
