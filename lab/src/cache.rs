@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use sha2::{Digest, Sha256};
 
-use crate::paths::{lock, remove_tree};
+use crate::paths::{lock, make_dir, remove_tree};
 use crate::report::Report;
 
 /// A short name for everything that makes a thing, so that a changed recipe makes a new one.
@@ -37,8 +37,7 @@ pub async fn once(
         return Ok(dir);
     }
     if let Some(parent) = dir.parent() {
-        std::fs::create_dir_all(parent)
-            .with_context(|| format!("failed to make {}", parent.display()))?;
+        make_dir(parent)?;
     }
     // One maker at a time; who comes second finds the work done.
     let _lock = lock(beside(&dir, "lock"), report).await?;

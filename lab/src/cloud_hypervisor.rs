@@ -20,8 +20,9 @@ use anyhow::{Context, Result, bail};
 
 use crate::cache;
 use crate::command::Run;
-use crate::paths::{Paths, remove_tree};
+use crate::paths::{Paths, make_dir, remove_tree};
 use crate::report::Report;
+use crate::tree::LEAN;
 
 /// The suite of the tree that the layer is for.
 const SUITE: &str = "trixie";
@@ -83,8 +84,7 @@ const FETCH_SOURCE: &str = r#"--customize-hook=mkdir "$1/build" && chroot "$1" s
 /// while it is made).
 pub async fn ensure(paths: &Paths, report: &Report) -> Result<PathBuf> {
     let dir = cache::once(location(paths), report, async |partial| {
-        std::fs::create_dir_all(partial)
-            .with_context(|| format!("failed to make {}", partial.display()))?;
+        make_dir(partial)?;
         let tree = partial.join("tree");
         let step = report.long_step(
             format!("make a Debian tree that can build libvirt ({SUITE})"),
@@ -173,17 +173,8 @@ async fn make_build_tree(target: &Path) -> Result<()> {
     }
     mmdebstrap
         .arguments([format!("--include={}", BUILD_PACKAGES.join(","))])
-        .arguments([
-            "--aptopt=APT::Install-Recommends \"false\"",
-            "--aptopt=Acquire::Languages \"none\"",
-            "--aptopt=Acquire::Retries \"3\"",
-            "--dpkgopt=path-exclude=/usr/share/man/*",
-            "--dpkgopt=path-exclude=/usr/share/doc/*",
-            "--dpkgopt=path-exclude=/usr/share/locale/*",
-            WITH_SOURCES,
-            FETCH_SOURCE,
-            SUITE,
-        ])
+        .arguments(LEAN)
+        .arguments([WITH_SOURCES, FETCH_SOURCE, SUITE])
         .arguments([target])
         .deadline(Duration::from_secs(20 * 60))
         .output()

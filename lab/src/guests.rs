@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cache;
 use crate::command::Run;
-use crate::paths::{Paths, remove_tree};
+use crate::paths::{Paths, make_dir, remove_tree};
 use crate::report::Report;
 
 const SUITE: &str = "bookworm";
@@ -102,8 +102,7 @@ impl Guests {
 pub async fn ensure(paths: &Paths, report: &Report) -> Result<Guests> {
     let dir = cache::once(location(paths), report, async |partial| {
         let step = report.long_step("make the guests of hypervisors", Duration::from_secs(15));
-        std::fs::create_dir_all(partial)
-            .with_context(|| format!("failed to make {}", partial.display()))?;
+        make_dir(partial)?;
         let guests = Guests::of(partial);
         compile_micro(partial, &guests.micro).await?;
         let tree = partial.join("tree");

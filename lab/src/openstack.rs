@@ -24,7 +24,7 @@ use crate::command::{Run, run};
 use crate::guests::{Guests, LINUX_COMMAND_LINE};
 use crate::node::files::Layer;
 use crate::node::ovn::{northbound, southbound};
-use crate::paths::{Paths, remove_tree};
+use crate::paths::{Paths, make_dir, remove_tree};
 use crate::report::Report;
 
 /// Where things are in a region.
@@ -360,9 +360,7 @@ fn render(text: &str, values: &[(&str, String)]) -> Result<String> {
 
 fn make_dirs(parent: &Path, names: &[&str]) -> Result<()> {
     for name in names {
-        let path = parent.join(name);
-        std::fs::create_dir_all(&path)
-            .with_context(|| format!("failed to make {}", path.display()))?;
+        make_dir(&parent.join(name))?;
     }
     Ok(())
 }

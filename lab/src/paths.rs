@@ -73,6 +73,11 @@ pub fn write_atomic(path: &Path, content: &[u8]) -> Result<()> {
         .with_context(|| format!("failed to write {}", path.display()))
 }
 
+/// Makes a directory and those above it; one that is there is fine.
+pub fn make_dir(path: &Path) -> Result<()> {
+    std::fs::create_dir_all(path).with_context(|| format!("failed to make {}", path.display()))
+}
+
 /// Removes a directory tree; one that is not there is fine.
 pub fn remove_tree(path: &Path) -> Result<()> {
     match std::fs::remove_dir_all(path) {

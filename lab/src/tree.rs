@@ -214,6 +214,16 @@ fn location(paths: &Paths, suite: Suite) -> PathBuf {
     paths.cache.join(format!("tree-{}-{key}", suite.name()))
 }
 
+/// What keeps a tree small, and a download that falters going.
+pub const LEAN: [&str; 6] = [
+    "--aptopt=APT::Install-Recommends \"false\"",
+    "--aptopt=Acquire::Languages \"none\"",
+    "--aptopt=Acquire::Retries \"3\"",
+    "--dpkgopt=path-exclude=/usr/share/man/*",
+    "--dpkgopt=path-exclude=/usr/share/doc/*",
+    "--dpkgopt=path-exclude=/usr/share/locale/*",
+];
+
 async fn debootstrap(suite: Suite, target: &Path) -> Result<()> {
     let include = format!("--include={}", suite.packages().join(","));
     // No service may start while packages are installed.
@@ -229,16 +239,8 @@ async fn debootstrap(suite: Suite, target: &Path) -> Result<()> {
         ["--quiet", "--variant=minbase", &include, brake],
     )
     .arguments(newer)
-    .arguments([
-        "--aptopt=APT::Install-Recommends \"false\"",
-        "--aptopt=Acquire::Languages \"none\"",
-        "--aptopt=Acquire::Retries \"3\"",
-        "--dpkgopt=path-exclude=/usr/share/man/*",
-        "--dpkgopt=path-exclude=/usr/share/doc/*",
-        "--dpkgopt=path-exclude=/usr/share/locale/*",
-        "--dpkgopt=path-exclude=/usr/share/info/*",
-        suite.name(),
-    ])
+    .arguments(LEAN)
+    .arguments(["--dpkgopt=path-exclude=/usr/share/info/*", suite.name()])
     .arguments([target])
     .deadline(Duration::from_secs(20 * 60))
     .output()

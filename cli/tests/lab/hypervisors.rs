@@ -144,7 +144,7 @@ async fn a_migration_can_be_aborted_and_guests_fail_on_command() {
         .sh(
             "hv1",
             "virsh migrate --live --p2p stayer qemu+tcp://hv2/system >/tmp/m 2>&1 & job=$!; \
-             until virsh domjobinfo stayer | grep -q 'Memory processed'; do :; done; \
+             timeout 60 sh -c 'until virsh domjobinfo stayer | grep -q \"Memory processed\"; do :; done'; \
              virsh domjobabort stayer; wait $job || cat /tmp/m",
         )
         .await;

@@ -2,12 +2,13 @@
 
 use std::net::Ipv4Addr;
 use std::os::unix::fs::{PermissionsExt, symlink};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 
 use super::{NodeSpec, hypervisor};
 use crate::command::run;
+use crate::paths::make_dir;
 use crate::pki::write_private;
 use crate::plan::Kind;
 
@@ -113,8 +114,4 @@ impl Layer {
         }
         Ok(path)
     }
-}
-
-fn make_dir(path: &Path) -> Result<()> {
-    std::fs::create_dir_all(path).with_context(|| format!("failed to make {}", path.display()))
 }

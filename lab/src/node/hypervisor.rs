@@ -101,22 +101,18 @@ fn open_vswitch(
         })
         .collect();
     commands.push("set Bridge br-int fail_mode=secure".to_owned());
+    let mut silence = String::new();
     if !machine.cables.is_empty() {
+        let members = BOND_MEMBERS.join(" ");
         commands.push(format!(
-            "--may-exist add-bond br-provider bond0 {} {BOND_SETTINGS}",
-            BOND_MEMBERS.join(" ")
+            "--may-exist add-bond br-provider bond0 {members} {BOND_SETTINGS}"
         ));
+        // The kernel sees what arrives at a member of the bond, too, and would answer for the
+        // tunnel's address with the member's own: who believes that never reaches the tunnel.
+        silence = format!(
+            "for member in {members}; do echo 8 >/proc/sys/net/ipv4/conf/$member/arp_ignore; done\n"
+        );
     }
-    // The kernel sees what arrives at a member of the bond, too, and would answer for the tunnel's
-    // address with the member's own: who believes that never reaches the tunnel.
-    let silence = if machine.cables.is_empty() {
-        String::new()
-    } else {
-        format!(
-            "for member in {}; do echo 8 >/proc/sys/net/ipv4/conf/$member/arp_ignore; done\n",
-            BOND_MEMBERS.join(" ")
-        )
-    };
     network_unit(
         layer,
         &format!(

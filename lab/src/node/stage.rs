@@ -23,6 +23,7 @@ use rustix::mount::{
 
 use super::NodeSpec;
 use crate::cgroup::{Layout, join, make, own_group, pass_controllers_on};
+use crate::paths::make_dir;
 use crate::plan::Bind;
 
 /// One stage.
@@ -486,10 +487,6 @@ fn read_only(path: &PathBuf) -> Result<()> {
     bind(path, path)?;
     mount_remount(path, MountFlags::BIND | MountFlags::RDONLY, "")
         .with_context(|| format!("failed to protect {}", path.display()))
-}
-
-fn make_dir(path: &Path) -> Result<()> {
-    std::fs::create_dir_all(path).with_context(|| format!("failed to make {}", path.display()))
 }
 
 #[cfg(test)]

@@ -24,6 +24,7 @@ use crate::config::{LabConfig, Record, read_json};
 use crate::net::{Block, NodeLink, add_bridge, lay_cables};
 use crate::node::files::{self, Layer};
 use crate::node::{Node, NodeSpec, Power, hypervisor, kubernetes, new_uuid, ovn};
+use crate::paths::make_dir;
 use crate::pki::{Authority, write_private};
 use crate::plan::{Bind, Flavour, Kind, Machine, OPENSTACK, Plan, REGION, bridge};
 use crate::{bmc, command, dns, firewall, light, openstack, played, registry};
@@ -551,10 +552,6 @@ fn site(plan: &Plan) -> Option<openstack::Site> {
         openstack: plan.openstack()?,
         ovn: plan.ovn(),
     })
-}
-
-fn make_dir(path: &Path) -> Result<()> {
-    std::fs::create_dir_all(path).with_context(|| format!("failed to make {}", path.display()))
 }
 
 /// The provisioner makes volumes with mode 0750, and host paths know no fsGroup: opens each for
