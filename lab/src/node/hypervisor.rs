@@ -26,7 +26,13 @@ const UNITS: &[&str] = &[
     "virtlockd.socket",
     "virtlogd.socket",
     NETWORK_UNIT,
+    TAPS_UNIT,
 ];
+
+/// Keeps the instances' interfaces up. The userspace datapath sets an interface promiscuous by
+/// reading its flags and writing them back; when libvirt switches the interface on in between, it
+/// is switched off again, for good (seen for 4 of 150 interfaces), and the instance has no network.
+const TAPS_UNIT: &str = "lab-taps.service";
 
 /// The services without which it is none.
 pub const SERVICES: [&str; 4] = [
@@ -58,6 +64,21 @@ pub fn write(
         )?;
     }
     open_vswitch(layer, machine, tunnel, ovn)?;
+    layer.program(
+        "usr/local/sbin/lab-taps",
+        "#!/bin/sh\n\
+         ip -o monitor link | while read -r _ name flags _; do\n\
+         case $name,$flags in\n\
+         tap*,*[\\<,]UP[\\>,]*) ;;\n\
+         tap*) ip link set \"${name%:}\" up ;;\n\
+         esac\n\
+         done\n",
+    )?;
+    layer.put(
+        &format!("etc/systemd/system/{TAPS_UNIT}"),
+        "[Unit]\nDescription=keep the interfaces of instances up\nBefore=libvirtd.service\n\
+         [Service]\nExecStart=/usr/local/sbin/lab-taps\nRestart=always\n",
+    )?;
     layer.enable(UNITS)
 }
 
