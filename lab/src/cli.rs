@@ -4,14 +4,14 @@ use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::access::Access;
+use crate::charts::Charts;
 use crate::cluster::{ClusterConfig, Role};
-use crate::command::Run;
 use crate::config::{LabConfig, OpenStackConfig};
 use crate::control::{Fault, NodeStatus, State, Status};
 use crate::handle::Lab;
@@ -21,7 +21,7 @@ use crate::node::stage::{self, Stage};
 use crate::paths::{Paths, remove_tree};
 use crate::plan::{Flavour, Kind, REGION};
 use crate::report::{Report, human};
-use crate::{setup, supervisor, sweep};
+use crate::{promtool, setup, supervisor, sweep};
 
 const UP_EXAMPLES: &str = "\
 Examples:
@@ -179,9 +179,8 @@ struct Up {
     /// Hosts of the light OpenStack.
     #[arg(long, default_value_t = 3)]
     light_hosts: u16,
-    /// Helm charts to install into the hypervisor cluster, each as a release of its own name.
-    #[arg(long = "chart", value_name = "DIR")]
-    charts: Vec<PathBuf>,
+    #[command(flatten)]
+    charts: Charts,
     /// Node objects whose kubelets the lab plays, in the first cluster.
     #[arg(long, default_value_t = 0)]
     played_nodes: u32,
@@ -225,17 +224,7 @@ impl Up {
         if !has(Component::Openstack) && (self.servers > 0 || self.migration_bandwidth > 0) {
             bail!("--servers and --migration-bandwidth need `openstack` in --with");
         }
-        if !kubernetes && !self.charts.is_empty() {
-            bail!("--chart needs `kube` in --with");
-        }
-        for chart in &self.charts {
-            if !chart.join("Chart.yaml").is_file() {
-                bail!(
-                    "{} is not a Helm chart: it has no Chart.yaml",
-                    chart.display()
-                );
-            }
-        }
+        self.charts.validate(kubernetes)?;
         let mut config = LabConfig::empty(&self.lab.name);
         for &role in &self.clusters {
             let hypervisors = hypervisors && role == REGION;
@@ -316,7 +305,9 @@ pub async fn run(args: LabArgs) -> Result<ExitCode> {
             } else {
                 LabConfig::everything()
             };
-            setup::prepare(&paths, &config, &Report::stderr()).await?;
+            let report = Report::stderr();
+            setup::prepare(&paths, &config, &report).await?;
+            promtool::ensure(&paths, &report).await?;
         }
         LabCommand::Supervise { dir } => supervisor::run(&dir).await?,
         LabCommand::NodeStage { stage, spec } => stage::run(stage, &spec)?,
@@ -338,10 +329,7 @@ async fn up(paths: &Paths, arguments: Up) -> Result<()> {
     }
     let starting = async {
         let lab = Lab::up(paths, config, &exe, &report).await?;
-        for chart in &arguments.charts {
-            install_chart(&lab, chart, &report).await?;
-        }
-        anyhow::Ok(())
+        arguments.charts.install(&lab, &report).await
     };
     tokio::select! {
         result = starting => { result?; }
@@ -359,23 +347,6 @@ async fn up(paths: &Paths, arguments: Up) -> Result<()> {
     let status = lab.status().await?;
     print_table(std::slice::from_ref(&status))?;
     eprint!("\nNext:\n{}", next_steps(&status));
-    Ok(())
-}
-
-async fn install_chart(lab: &Lab, chart: &Path, report: &Report) -> Result<()> {
-    let chart = std::fs::canonicalize(chart)
-        .with_context(|| format!("there is no chart {}", chart.display()))?;
-    let name = chart.file_name().context("a chart without a name")?;
-    let step = report.step(format!("chart {}", name.to_string_lossy()));
-    let helm = lab.bin()?.join("helm");
-    Run::new(&helm.to_string_lossy(), ["upgrade", "--install", "--wait"])
-        .arguments([name, chart.as_os_str()])
-        .arguments(["--namespace", "cobalt-system", "--create-namespace"])
-        .env("KUBECONFIG", lab.cluster_kubeconfig(REGION))
-        .deadline(Duration::from_secs(300))
-        .output()
-        .await?;
-    step.done();
     Ok(())
 }
 

@@ -84,6 +84,10 @@ pub struct ClusterConfig {
     /// `bookworm`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hypervisors: Option<Vec<Flavour>>,
+    /// How many NUMA cells each hypervisor shows, in their order; the first shows two unless this
+    /// says otherwise, those beyond the list show what the machine below has.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub numa_cells: Vec<u8>,
     /// Node objects without a machine; the lab plays their kubelets.
     #[serde(default)]
     pub played_nodes: u32,
@@ -102,6 +106,7 @@ impl ClusterConfig {
             nodes: 0,
             kubernetes: true,
             hypervisors: None,
+            numa_cells: Vec::new(),
             played_nodes: 0,
             controllers: true,
             audit: false,

@@ -132,8 +132,9 @@ impl Plan {
                         count: cluster.nodes,
                     });
                 }
-                if kind == Kind::Hypervisor && index == 1 {
-                    machine.numa_cells = 2;
+                if kind == Kind::Hypervisor {
+                    let cells = cluster.numa_cells.get(usize::from(index) - 1).copied();
+                    machine.numa_cells = cells.unwrap_or(if index == 1 { 2 } else { 0 });
                 }
                 machines.push(machine);
             }

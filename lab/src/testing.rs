@@ -3,7 +3,13 @@
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use anyhow::{Context, Result};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{Patch, PatchParams};
+use kube::runtime::{conditions, wait::await_condition};
+use kube::{Api, ResourceExt};
 
 use crate::config::LabConfig;
 use crate::handle::Lab;
@@ -56,6 +62,11 @@ pub async fn api_server() -> Result<ApiServer> {
     })
 }
 
+/// promtool, for tests of alerts; downloaded when it is not there.
+pub async fn promtool() -> Result<PathBuf> {
+    crate::promtool::ensure(&Paths::from_env()?, &report()).await
+}
+
 /// Starts a lab that ends with this process.
 pub async fn lab(mut config: LabConfig) -> Result<Lab> {
     static COUNT: AtomicU32 = AtomicU32::new(0);
@@ -64,6 +75,50 @@ pub async fn lab(mut config: LabConfig) -> Result<Lab> {
     config.name = format!("{}-{}-{number}", config.name, std::process::id());
     config.owner = Some(std::process::id());
     Lab::up(&Paths::from_env()?, config, &program()?, &report()).await
+}
+
+/// Installs definitions in an API server, and waits until they are served.
+pub async fn install_definitions(
+    client: &kube::Client,
+    definitions: &[CustomResourceDefinition],
+) -> Result<()> {
+    let api: Api<CustomResourceDefinition> = Api::all(client.clone());
+    for definition in definitions {
+        let name = definition.name_any();
+        let apply = PatchParams::apply("cobalt-tests").force();
+        // Two processes may create the same definition at once; the second try finds it.
+        let mut tries = 0;
+        while let Err(error) = api.patch(&name, &apply, &Patch::Apply(definition)).await {
+            tries += 1;
+            if tries == 5 {
+                return Err(error).with_context(|| format!("failed to install {name}"));
+            }
+        }
+        let established = await_condition(api.clone(), &name, conditions::is_crd_established());
+        tokio::time::timeout(Duration::from_secs(60), established)
+            .await
+            .with_context(|| format!("{name} was not established within a minute"))??;
+    }
+    Ok(())
+}
+
+/// Runs a program inside a machine of a lab. The error has what it said on standard error.
+pub async fn run_inside(lab: &Lab, machine: &str, arguments: &[&str]) -> Result<String> {
+    let words: Vec<String> = arguments.iter().map(|&word| word.to_owned()).collect();
+    let command = lab.enter(machine, &words).await?;
+    let Some((program, rest)) = command.split_first() else {
+        bail!("no command for {machine}");
+    };
+    let output = tokio::process::Command::new(program)
+        .args(rest)
+        .output()
+        .await
+        .with_context(|| format!("failed to enter {machine}"))?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        bail!("{machine}: {arguments:?}: {said}");
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 /// Only what takes minutes, so that a first run does not look as if it hung.

@@ -10,6 +10,7 @@ use super::files::Layer;
 use crate::cluster::{Cluster, NODE_GRACE_SECONDS};
 use crate::images::PAUSE;
 use crate::net::PodRoutes;
+use crate::plan::Kind;
 
 /// Where nodes find the Kubernetes programs.
 pub const PROGRAMS: &str = "opt/kubernetes";
@@ -156,13 +157,18 @@ oom_score = 0
 
 fn kubelet_unit(spec: &NodeSpec, address: Ipv4Addr) -> String {
     let name = &spec.name;
+    // As whoever provisions machines does; components find hypervisors by it.
+    let labels = match spec.kind {
+        Kind::Hypervisor => " --node-labels=nova.openstack.cloud.sap/virt-driver=libvirt",
+        _ => "",
+    };
     format!(
         "[Unit]\nDescription=kubelet\nWants=containerd.service\nAfter=containerd.service\n\
          StartLimitIntervalSec=0\n\
          [Service]\n\
          ExecStart=/opt/kubernetes/kubelet --config=/etc/kubernetes/kubelet.json \
          --kubeconfig=/etc/kubernetes/kubelet.conf --hostname-override={name} \
-         --node-ip={address}\n\
+         --node-ip={address}{labels}\n\
          Restart=always\nRestartSec=1\nKillMode=process\n\
          [Install]\nWantedBy=multi-user.target\n"
     )

@@ -1,0 +1,175 @@
+//! What is installed into a lab: images for its registry, and Helm charts with their values.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+
+use crate::command::Run;
+use crate::handle::Lab;
+use crate::plan::REGION;
+use crate::report::Report;
+
+/// Flags of `cobalt lab up`.
+#[derive(Debug, Args)]
+pub struct Charts {
+    /// Helm charts to install into the hypervisor cluster, in this order, each as a release of its
+    /// own name.
+    #[arg(long = "chart", value_name = "DIR")]
+    charts: Vec<PathBuf>,
+    /// A directory with values for charts: `NAME.yaml` is for the chart NAME.
+    #[arg(long, value_name = "DIR")]
+    values: Option<PathBuf>,
+    /// A value of one chart, as helm's `--set` takes it: `node-agent:nodes={hv1,hv2}`.
+    #[arg(long, value_name = "CHART:KEY=VALUE", value_parser = setting)]
+    set: Vec<(String, String)>,
+    /// A directory of OCI image layouts, as `make images` writes them, for the lab's registry.
+    #[arg(long, value_name = "DIR")]
+    images: Option<PathBuf>,
+}
+
+impl Charts {
+    /// Checks them, so that mistakes are told before anything is started.
+    pub fn validate(&self, kubernetes: bool) -> Result<()> {
+        let anything = !self.charts.is_empty() || self.images.is_some();
+        if anything && !kubernetes {
+            bail!("--chart and --images need `kube` in --with");
+        }
+        for chart in &self.charts {
+            if !chart.join("Chart.yaml").is_file() {
+                bail!(
+                    "{} is not a Helm chart: it has no Chart.yaml",
+                    chart.display()
+                );
+            }
+        }
+        for (chart, _) in &self.set {
+            let named = |dir: &PathBuf| dir.file_name().is_some_and(|name| name == chart.as_str());
+            if !self.charts.iter().any(named) {
+                bail!("--set is for the chart {chart}, which no --chart names");
+            }
+        }
+        if let Some(dir) = self.values.as_ref().filter(|dir| !dir.is_dir()) {
+            bail!("there is no directory of values {}", dir.display());
+        }
+        self.layouts().map(drop)
+    }
+
+    /// Installs everything into a lab that is ready.
+    pub async fn install(&self, lab: &Lab, report: &Report) -> Result<()> {
+        for layout in self.layouts()? {
+            lab.add_image(&layout)?;
+        }
+        for chart in &self.charts {
+            self.install_chart(lab, chart, report).await?;
+        }
+        Ok(())
+    }
+
+    /// The image layouts; beside them are archives and other files.
+    fn layouts(&self) -> Result<Vec<PathBuf>> {
+        let Some(dir) = &self.images else {
+            return Ok(Vec::new());
+        };
+        let hint = || format!("no images in {}: `make images` writes them", dir.display());
+        let mut layouts = Vec::new();
+        for entry in std::fs::read_dir(dir).with_context(hint)? {
+            let path = entry.with_context(hint)?.path();
+            if path.join("oci-layout").is_file() {
+                layouts.push(path);
+            }
+        }
+        layouts.sort();
+        if layouts.is_empty() {
+            bail!(hint());
+        }
+        Ok(layouts)
+    }
+
+    async fn install_chart(&self, lab: &Lab, chart: &Path, report: &Report) -> Result<()> {
+        let chart = std::fs::canonicalize(chart)
+            .with_context(|| format!("there is no chart {}", chart.display()))?;
+        let name = chart.file_name().context("a chart without a name")?;
+        let step = report.step(format!("chart {}", name.to_string_lossy()));
+        let helm = lab.bin()?.join("helm");
+        let mut file = name.to_owned();
+        file.push(".yaml");
+        let values = self.values.iter().map(|dir| dir.join(&file));
+        let values = values.filter(|values| values.is_file());
+        let settings = self.set.iter().filter(|(of, _)| name == of.as_str());
+        Run::new(&helm.to_string_lossy(), ["upgrade", "--install", "--wait"])
+            .arguments([name, chart.as_os_str()])
+            .arguments(["--namespace", "cobalt-system", "--create-namespace"])
+            .arguments(values.flat_map(|values| ["--values".into(), values.into_os_string()]))
+            .arguments(settings.flat_map(|(_, setting)| ["--set", setting]))
+            .env("KUBECONFIG", lab.cluster_kubeconfig(REGION))
+            .deadline(Duration::from_secs(300))
+            .output()
+            .await?;
+        step.done();
+        Ok(())
+    }
+}
+
+/// `CHART:KEY=VALUE`.
+fn setting(text: &str) -> Result<(String, String), String> {
+    match text.split_once(':') {
+        Some((chart, setting)) if !chart.is_empty() && setting.contains('=') => {
+            Ok((chart.to_owned(), setting.to_owned()))
+        }
+        _ => Err("write it like node-agent:log.level=debug".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Command {
+        #[command(flatten)]
+        charts: Charts,
+    }
+
+    #[test]
+    fn a_setting_names_its_chart() {
+        let setting = |text| setting(text).ok();
+        let wanted = ("node-agent".into(), "nodes={hv1,hv2}".into());
+        assert_eq!(setting("node-agent:nodes={hv1,hv2}"), Some(wanted));
+        for bad in ["nodes=x", ":a=b", "node-agent:a"] {
+            assert_eq!(setting(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn mistakes_are_told_before_anything_starts() {
+        let temporary = tempfile::tempdir().unwrap();
+        let chart = temporary.path().join("agent");
+        std::fs::create_dir(&chart).unwrap();
+        std::fs::write(chart.join("Chart.yaml"), "").unwrap();
+        let chart = format!("--chart={}", chart.display());
+        let empty = temporary.path().display();
+        let check = |arguments: &[&str], kubernetes| {
+            let all = std::iter::once("up").chain(arguments.iter().copied());
+            Command::parse_from(all).charts.validate(kubernetes)
+        };
+        check(&[&chart, "--set=agent:a=b"], true).unwrap();
+        for (arguments, kubernetes, wanted) in [
+            (vec![chart.clone()], false, "need `kube`"),
+            (vec![format!("--chart={empty}")], true, "not a Helm chart"),
+            (
+                vec![chart.clone(), "--set=other:a=b".into()],
+                true,
+                "chart other",
+            ),
+            (vec![chart, "--values=/nowhere".into()], true, "/nowhere"),
+            (vec![format!("--images={empty}")], true, "no images in"),
+        ] {
+            let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+            let error = check(&arguments, kubernetes).unwrap_err().to_string();
+            assert!(error.contains(wanted), "{error}");
+        }
+    }
+}
