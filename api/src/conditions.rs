@@ -70,6 +70,10 @@ string_enum! {
         OpenvswitchService => "openvswitch-switch.service",
         /// The node agent talks to libvirt.
         LibVirtConnection => "LibVirtConnection",
+        /// The node agent talks to systemd and logind.
+        SystemdConnection => "SystemdConnection",
+        /// A shutdown of the host waits until its instances have left.
+        ShutdownInhibited => "ShutdownInhibited",
         /// An operating system update.
         OperatingSystemUpdate => "OperatingSystemUpdate",
         /// The TLS material of libvirt is installed and in use.
@@ -184,6 +188,8 @@ string_enum! {
         FailedToUpdateTlsCertificate => "FailedToUpdateTLSCertificate",
         /// The certificate was written, and the service that loads it could not be started.
         FailedToStartUpdateTlsService => "FailedToStartUpdateTLSService",
+        /// The certificate is not valid any more, or not yet.
+        Expired => "Expired",
         /// Every item works.
         Healthy => "Healthy",
         /// At least one item does not work; the message names it.
@@ -258,9 +264,13 @@ impl HypervisorCondition {
             Self::HypervisorDisabled | Self::HypervisorReEnabled => &[R::Succeeded, R::Failed],
             Self::Evicting => EVICTING_REASONS,
             Self::HaEnabled => &[R::Succeeded, R::Evicted, R::Onboarding, R::Failed],
-            Self::LibvirtdService | Self::OpenvswitchService => {
-                &[R::Running, R::Stopped, R::Failed]
-            }
+            Self::LibvirtdService | Self::OpenvswitchService => &[
+                R::Running,
+                R::Stopped,
+                R::Failed,
+                R::Disconnected,
+                R::ConnectFailed,
+            ],
             Self::LibVirtConnection => &[
                 R::Connected,
                 R::Disconnected,
@@ -268,11 +278,14 @@ impl HypervisorCondition {
                 R::LibVirtServiceNotRunning,
                 R::ProcessFailed,
             ],
+            Self::SystemdConnection => &[R::Connected, R::Disconnected, R::ConnectFailed],
+            Self::ShutdownInhibited => &[R::Ready, R::Running, R::Stopped, R::Failed],
             Self::OperatingSystemUpdate => &[R::Running, R::Completed, R::Stopped],
             Self::TlsCertificateInstalled => &[
                 R::Installing,
                 R::FailedToUpdateTlsCertificate,
                 R::FailedToStartUpdateTlsService,
+                R::Expired,
                 R::Ready,
             ],
         }

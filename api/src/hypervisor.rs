@@ -592,6 +592,14 @@ pub struct Instance {
     pub name: String,
     /// It runs.
     pub active: bool,
+    /// Its state in libvirt, in one word: running, paused, shutoff, crashed and so on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 32))]
+    pub state: Option<String>,
+    /// Why it is in that state, in libvirt's word for it. Absent for the plain cases.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 32))]
+    pub reason: Option<String>,
 }
 
 /// An aggregate that the host is in.
@@ -626,6 +634,18 @@ pub struct UpdateStatus {
         transform = schema::default(3)
     )]
     pub retry: Option<i64>,
+    /// The version that the tries are for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 128))]
+    pub version: Option<String>,
+    /// Why the last try failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 2048))]
+    pub error: Option<String>,
+    /// The boot of the host in which the version was installed. A later boot shows whether it runs.
+    #[serde(rename = "bootID", skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub boot_id: Option<String>,
 }
 
 /// The operating system and the hardware under it.
@@ -716,7 +736,7 @@ pub struct DomainCapabilities {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(transform = schema::default(json!([])))]
     pub supported_devices: Option<Vec<String>>,
-    /// Processor modes: "mode/custom" says that the mode is supported, "mode/custom/EPYC" that this
+    /// Processor modes: "mode/maximum" says that the mode is supported, "mode/maximum/on" that this
     /// value of it is.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(transform = schema::default(json!([])))]

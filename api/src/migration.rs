@@ -76,6 +76,8 @@ string_enum! {
         Failed => "Failed",
         /// It was aborted; the instance still runs on the source.
         Cancelled => "Cancelled",
+        /// It has ended, and nobody saw how.
+        Unknown => "Unknown",
     }
 }
 

@@ -35,6 +35,11 @@ pub mod labels {
     /// On a Pod: the node is not ready for workload before this pod is.
     pub const CRITICAL_COMPONENT: &str = "node.gardener.cloud/critical-component";
 
+    /// On a Migration: the node the instance leaves. Its agent owns the object.
+    pub const SOURCE_NODE: &str = "cobaltcore.cloud.sap/source-node";
+    /// On a Migration: the UUID of the instance. The agent of the destination finds the object by it.
+    pub const INSTANCE: &str = "cobaltcore.cloud.sap/instance";
+
     /// Copied from a Node to its Hypervisor, and from there to its Evictions.
     pub const FROM_NODE_TO_HYPERVISOR: &[&str] = &[
         HOSTNAME,
@@ -61,6 +66,8 @@ pub mod annotations {
     pub const CUSTOM_TRAITS: &str = "nova.openstack.cloud.sap/custom-traits";
     /// On a Hypervisor whose onboarding was aborted: begin again. Removed when that has been done.
     pub const RETRY_ONBOARDING: &str = "cobaltcore.cloud.sap/retry-onboarding";
+    /// On the heartbeat Lease of a node: why it is not renewed. Removed when it is again.
+    pub const NOT_RENEWED_BECAUSE: &str = "cobaltcore.cloud.sap/not-renewed-because";
 }
 
 /// Finalizers.
@@ -73,7 +80,8 @@ pub mod finalizers {
 
 /// Taints.
 pub mod taints {
-    /// On a Node that is being offboarded, with the effect `NoExecute`: agents leave.
+    /// On a Node that is being offboarded, with the effect `NoExecute`: whatever does not tolerate it
+    /// leaves. The node agent does: it tells whether instances are left.
     pub const OFFBOARDING: &str = "kvm.cloud.sap/offboarding";
     /// On a new Node, until its critical components are ready.
     pub const CRITICAL_COMPONENTS_NOT_READY: &str =
@@ -125,6 +133,9 @@ string_enum! {
         HighAvailability => "cobaltcore/high-availability",
         /// The node agent.
         NodeAgent => "cobaltcore/node-agent",
+        /// The node agent of the host that an instance comes to, in the Migration that the other
+        /// host's agent owns.
+        NodeAgentDestination => "cobaltcore/node-agent-destination",
         /// The Open vSwitch agent.
         OvsAgent => "cobaltcore/ovs-agent",
         /// Copies labels to Pods.

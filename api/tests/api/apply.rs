@@ -67,6 +67,7 @@ async fn two_writers_own_different_conditions_of_one_list() -> Result<()> {
             id: "i".into(),
             name: "n".into(),
             active: true,
+            ..Instance::default()
         }],
         conditions: vec![connected.clone()],
         ..HypervisorStatus::default()

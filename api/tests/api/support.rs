@@ -6,18 +6,16 @@ use std::{
         LazyLock,
         atomic::{AtomicU32, Ordering},
     },
-    time::Duration,
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use cobalt_api::crds;
-use cobalt_lab::testing::{ApiServer, api_server};
+use cobalt_lab::testing::{ApiServer, api_server, install_definitions};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{
     Api, Client,
-    api::{DynamicObject, Patch, PatchParams},
+    api::DynamicObject,
     core::{ApiResource, GroupVersionKind},
-    runtime::{conditions, wait::await_condition},
 };
 use serde_json::{Map, Value};
 use tokio::sync::OnceCell;
@@ -35,29 +33,7 @@ pub async fn server() -> Result<(&'static ApiServer, Client)> {
 
 async fn prepare() -> Result<ApiServer> {
     let server = api_server().await?;
-    let api: Api<CustomResourceDefinition> = Api::all(server.client().await?);
-    for crd in definitions() {
-        let name = crds::file_stem(crd);
-        let apply = PatchParams::apply("cobalt-api-tests").force();
-        // Two processes may create the same definition at once; the second try finds it.
-        let mut last = None;
-        for _ in 0..5 {
-            match api.patch(&name, &apply, &Patch::Apply(crd)).await {
-                Ok(_) => {
-                    last = None;
-                    break;
-                }
-                Err(error) => last = Some(error),
-            }
-        }
-        if let Some(error) = last {
-            return Err(error).with_context(|| format!("failed to install {name}"));
-        }
-        let established = await_condition(api.clone(), &name, conditions::is_crd_established());
-        tokio::time::timeout(Duration::from_secs(60), established)
-            .await
-            .with_context(|| format!("{name} was not established within a minute"))??;
-    }
+    install_definitions(&server.client().await?, definitions()).await?;
     Ok(server)
 }
 
