@@ -1,0 +1,66 @@
+//! The Kubernetes client, with a deadline on connecting and without hidden retries.
+//!
+//! kube's own retries may hold one call for minutes; every caller here has a loop that tries again
+//! and says so, so a call fails fast instead.
+
+use std::time::Duration;
+
+use kube::config::{InferConfigError, KubeconfigError};
+use kube::{Client, Config};
+
+/// Long enough for a far or busy API server.
+const CONNECT: Duration = Duration::from_secs(10);
+/// Longer than a watch is silent: the server ends a watch after 290 s at the latest.
+const READ: Duration = Duration::from_secs(305);
+const WRITE: Duration = Duration::from_secs(30);
+
+/// Why there is no client.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// There is no usable configuration.
+    #[error("no Kubernetes configuration: run in a cluster, or set KUBECONFIG")]
+    Infer(#[source] Box<InferConfigError>),
+    /// The configuration has no usable identity or authority.
+    #[error("failed to use the Kubernetes configuration")]
+    Build(#[source] Box<kube::Error>),
+    /// The configuration file is not readable.
+    #[error("failed to read the Kubernetes configuration")]
+    Kubeconfig(#[from] KubeconfigError),
+}
+
+/// A client for the cluster this process runs in, or the one that KUBECONFIG names.
+///
+/// # Errors
+///
+/// When there is no usable configuration. The API server need not be there.
+pub async fn client() -> Result<Client, ClientError> {
+    build(infer().await?)
+}
+
+/// A client of the same cluster with another identity.
+///
+/// # Errors
+///
+/// When there is no usable configuration.
+pub async fn client_with_token(token: String) -> Result<Client, ClientError> {
+    let mut config = infer().await?;
+    config.auth_info = kube::config::AuthInfo {
+        token: Some(token.into()),
+        ..Default::default()
+    };
+    build(config)
+}
+
+async fn infer() -> Result<Config, ClientError> {
+    Config::infer()
+        .await
+        .map_err(|error| ClientError::Infer(Box::new(error)))
+}
+
+fn build(mut config: Config) -> Result<Client, ClientError> {
+    config.connect_timeout = Some(CONNECT);
+    config.read_timeout = Some(READ);
+    config.write_timeout = Some(WRITE);
+    config.default_retry = false;
+    Client::try_from(config).map_err(|error| ClientError::Build(Box::new(error)))
+}

@@ -1,0 +1,26 @@
+//! What every binary of CobaltCore shares: start-up and logs, the Kubernetes client, supervised
+//! tasks, health and metrics, watches of one object, server-side apply and Kubernetes Events.
+//!
+//! It knows Kubernetes and nothing of our kinds: those are in `cobalt-api`.
+
+mod apply;
+mod backoff;
+mod chain;
+mod client;
+mod health;
+mod http;
+pub mod logging;
+pub mod metrics;
+mod recorder;
+mod tasks;
+mod watch;
+
+pub use apply::{ApplyError, apply, apply_status};
+pub use backoff::{Backoff, jitter};
+pub use chain::chain;
+pub use client::{ClientError, client, client_with_token};
+pub use health::{Health, Pulse};
+pub use http::serve;
+pub use recorder::{Note, Recorder, Severity};
+pub use tasks::{Tasks, shutdown_signal};
+pub use watch::{Observed, watch_object};
