@@ -6,15 +6,24 @@ COBALT := target/debug/cobalt
 TOOLS := $(or $(COBALT_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/cobalt)/tools
 DENY_VERSION := 0.20.2
 NODES ?= 3
+# How long `make bench` looks for writes while nothing happens; 10 is for the record.
+IDLE_MINUTES ?= 2
+# Where `make up` writes the images of what its charts run.
+LAB_IMAGES := target/lab-images
+COMPONENTS := cobalt-node-agent
+# The definitions come first; what stands in for a component that is still missing, last.
+CHARTS := charts/cobalt-crds $(filter-out charts/cobalt-crds,$(wildcard charts/*)) $(wildcard lab/charts/*)
 
 .PHONY: help
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: up
-up: build ## Start a region on this machine (first time: about 20 minutes)
+up: build ## Start a region on this machine (first time: about 25 minutes)
+	cargo xtask images --profile lab $(addprefix --only ,$(COMPONENTS)) --out $(LAB_IMAGES)
 	$(COBALT) lab up --with kube,hypervisors,ovn,openstack,bmc --nodes $(NODES) --servers $(NODES) \
-	  $(addprefix --chart ,$(wildcard charts/*))
+	  --images $(LAB_IMAGES) $(addprefix --chart ,$(CHARTS)) --values lab/values \
+	  --set 'node-agent:nodes={$(shell seq -s, -f hv%g $(NODES))}'
 
 .PHONY: down
 down: build ## Take it down; nothing is left
@@ -43,9 +52,12 @@ lint: toolchain $(TOOLS)/bin/cargo-deny ## Format, clippy, documentation, licenc
 	$(TOOLS)/bin/cargo-deny --workspace check bans licenses sources
 
 .PHONY: bench
-bench: build ## Measure the lab
+bench: build ## Measure the lab and the agents (about 45 minutes; IDLE_MINUTES=10 for the record)
 	$(COBALT) lab prepare
+	cargo build --locked --profile dist -p cobalt-node-agent --bin cobalt-node-agent --example bench
 	COBALT=$(abspath $(COBALT)) bench/lab.sh
+	COBALT=$(abspath $(COBALT)) target/dist/examples/bench --agent target/dist/cobalt-node-agent \
+	  --idle-minutes $(IDLE_MINUTES)
 
 .PHONY: gen
 gen: toolchain ## Generate the CRDs' chart from the types
@@ -55,7 +67,7 @@ gen: toolchain ## Generate the CRDs' chart from the types
 bin: toolchain ## Build all binaries into bin/
 	cargo build --locked --profile dist --workspace --exclude xtask --bins
 	mkdir -p bin
-	install -t bin target/dist/cobalt
+	install -t bin $(addprefix target/dist/,cobalt $(COMPONENTS))
 
 .PHONY: images
 images: toolchain ## Write the OCI images of a release into dist/images/

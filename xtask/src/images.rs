@@ -21,7 +21,6 @@ use crate::sbom;
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 /// The architecture of [`TARGET`] in the words of OCI.
 const ARCHITECTURE: &str = "amd64";
-const PROFILE: &str = "dist";
 const SOURCE: &str = "https://github.com/cobaltcore-dev/cobaltcore";
 /// No user of any system; a number, so that Kubernetes can see that it is not root.
 const USER: &str = "65532:65532";
@@ -35,11 +34,18 @@ struct Shipped {
     title: &'static str,
 }
 
-const SHIPPED: &[Shipped] = &[Shipped {
-    package: "cobalt",
-    binary: "cobalt",
-    title: "The cobalt command",
-}];
+const SHIPPED: &[Shipped] = &[
+    Shipped {
+        package: "cobalt",
+        binary: "cobalt",
+        title: "The cobalt command",
+    },
+    Shipped {
+        package: "cobalt-node-agent",
+        binary: "cobalt-node-agent",
+        title: "The node agent of CobaltCore",
+    },
+];
 
 /// Arguments of `cargo xtask images`.
 #[derive(Debug, clap::Args)]
@@ -53,6 +59,12 @@ pub struct Arguments {
     /// The version, which is also the tag [default: the version of the package]
     #[arg(long)]
     version: Option<String>,
+    /// Only the images of these binaries [default: all]
+    #[arg(long = "only", value_name = "BINARY", value_parser = shipped)]
+    only: Vec<&'static Shipped>,
+    /// The profile of cargo; `lab` is built in a fraction of the time, and runs slower
+    #[arg(long, default_value = "dist", value_parser = ["dist", "lab"])]
+    profile: String,
     /// Write each image twice and fail unless both are the same
     #[arg(long)]
     check_reproducible: bool,
@@ -70,10 +82,15 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         eprintln!("no git revision: the images will not name one");
     }
 
-    let packages: Vec<&str> = SHIPPED.iter().map(|shipped| shipped.package).collect();
+    let chosen = if arguments.only.is_empty() {
+        SHIPPED.iter().collect()
+    } else {
+        arguments.only.clone()
+    };
+    let packages: Vec<&str> = chosen.iter().map(|shipped| shipped.package).collect();
     let built = sbom::built(&packages, TARGET)?;
-    let programs = build(&metadata)?;
-    for (shipped, program) in SHIPPED.iter().zip(&programs) {
+    let programs = build(&metadata, &chosen, &arguments.profile)?;
+    for (shipped, program) in chosen.into_iter().zip(&programs) {
         let members = metadata.members()?;
         let package = members
             .iter()
@@ -116,19 +133,26 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Builds every shipped binary; returns their paths in the order of the table.
-fn build(metadata: &Metadata) -> Result<Vec<PathBuf>> {
+/// A row of the table, by its binary.
+fn shipped(binary: &str) -> Result<&'static Shipped, String> {
+    let known: Vec<&str> = SHIPPED.iter().map(|shipped| shipped.binary).collect();
+    let found = SHIPPED.iter().find(|shipped| shipped.binary == binary);
+    found.ok_or_else(|| format!("there are: {}", known.join(", ")))
+}
+
+/// Builds the binaries; returns their paths in the same order.
+fn build(metadata: &Metadata, chosen: &[&Shipped], profile: &str) -> Result<Vec<PathBuf>> {
     let target_directory = metadata.target_directory.join("static");
     let mut command = cargo();
     command.args([
         "build",
         "--locked",
         "--profile",
-        PROFILE,
+        profile,
         "--target",
         TARGET,
     ]);
-    for shipped in SHIPPED {
+    for shipped in chosen {
         command.args(["--package", shipped.package, "--bin", shipped.binary]);
     }
     let mappings = mappings(metadata)?;
@@ -143,10 +167,10 @@ fn build(metadata: &Metadata) -> Result<Vec<PathBuf>> {
     ensure!(status.success(), "cargo build ended with {status}");
 
     let mut programs = Vec::new();
-    for shipped in SHIPPED {
+    for shipped in chosen {
         let program = target_directory
             .join(TARGET)
-            .join(PROFILE)
+            .join(profile)
             .join(shipped.binary);
         require_static(&program)?;
         let bytes = std::fs::read(&program)

@@ -1,0 +1,131 @@
+//! What the Hypervisor says of a host, and when it is written.
+
+use cobalt_api::conditions::HypervisorCondition;
+use cobalt_lab::plan::Flavour;
+use kube::ResourceExt;
+use kube::api::{Patch, PatchParams};
+use serde_json::json;
+
+use crate::support::{
+    Agent, Hosts, condition, create_hypervisor, delete_hypervisor, hypervisors, says, server,
+    state, unique, wait_until,
+};
+
+const LIBVIRT: HypervisorCondition = HypervisorCondition::LibVirtConnection;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn w77_it_starts_without_anything_and_says_what_is_missing() {
+    let (server, client) = server().await;
+    let node = unique("bare");
+    let agent = Agent::start(
+        &server.kubeconfig,
+        &node,
+        &[
+            "--libvirt-uri=qemu+unix:///system?socket=/nonexistent/libvirt-sock",
+            "--bus-address=unix:path=/nonexistent/bus",
+        ],
+    );
+    agent.serves().await;
+    let (code, _) = agent.get(8081, "/healthz").await.unwrap();
+    assert_eq!(code, 200, "waiting for others is healthy");
+    // Its Hypervisor appears later, and it speaks at once.
+    create_hypervisor(&client, &node).await;
+    let seen = wait_until(&client, &node, "not connected", |hypervisor| {
+        says(hypervisor, LIBVIRT, "False", "ConnectFailed")
+    })
+    .await;
+    let message = &condition(&seen, LIBVIRT).unwrap().message;
+    assert!(message.contains("/nonexistent/libvirt-sock"), "{message}");
+    let (code, body) = agent.get(8081, "/readyz").await.unwrap();
+    assert_eq!(code, 503, "{body}");
+    assert!(body.contains("libvirt"), "{body}");
+    delete_hypervisor(&client, &node).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_happens_to_an_instance_is_reported_and_nothing_else_is_written() {
+    let (server, client) = server().await;
+    let hosts = Hosts::start("report", &[Flavour::Bookworm]).await;
+    let node = unique("report");
+    create_hypervisor(&client, &node).await;
+    hosts.define("hv1", "walker", "").await;
+    let socket = hosts.libvirt_socket("hv1").await;
+    let uri = format!(
+        "--libvirt-uri=qemu+unix:///system?socket={}",
+        socket.display()
+    );
+    let bus = format!("--bus-address={}", hosts.bus("hv1").await);
+    let mut agent = Agent::start(&server.kubeconfig, &node, &[&uri, &bus]);
+
+    let seen = wait_until(
+        &client,
+        &node,
+        "connected, with one instance",
+        |hypervisor| {
+            says(hypervisor, LIBVIRT, "True", "Connected")
+                && state(hypervisor, "walker") == Some("shutoff")
+        },
+    )
+    .await;
+    let status = seen.status.unwrap();
+    assert_eq!(status.num_instances, Some(1));
+    assert_eq!(status.lib_virt_version.as_deref(), Some("9.0.0"));
+    assert_eq!(status.cells.len(), 2, "hv1 shows two NUMA cells");
+    let ids: Vec<i64> = status.cells.iter().map(|cell| cell.cell_id).collect();
+    assert_eq!(ids, [0, 1]);
+    assert!(status.capacity.is_some() && status.effective_capacity == status.capacity);
+
+    for (verb, wanted) in [
+        ("start", Some("running")),
+        ("suspend", Some("paused")),
+        ("resume", Some("running")),
+        ("destroy", Some("shutoff")),
+        ("undefine", None),
+    ] {
+        hosts.virsh("hv1", &[verb, "walker"]).await;
+        wait_until(&client, &node, verb, |hypervisor| {
+            state(hypervisor, "walker") == wanted
+        })
+        .await;
+    }
+
+    // A new spec changes what follows from it.
+    let patch = json!({ "spec": { "overcommit": { "cpu": 2.0 } } });
+    let api = hypervisors(&client);
+    api.patch(&node, &PatchParams::default(), &Patch::Merge(&patch))
+        .await
+        .unwrap();
+    wait_until(&client, &node, "overcommitted", |hypervisor| {
+        let status = hypervisor.status.as_ref().unwrap();
+        status.effective_capacity != status.capacity
+    })
+    .await;
+
+    // Told to end, it does; started anew, it has nothing to write.
+    agent.end().await;
+    let seen = api.get(&node).await.unwrap();
+    let again = Agent::start(
+        &server.kubeconfig,
+        &node,
+        &[&uri, &bus, "--resync-interval=100ms"],
+    );
+    again.serves().await;
+    let connected = async {
+        while again.metric("cobalt_node_agent_full_reads_total").await < 5.0 {
+            tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+        }
+    };
+    tokio::time::timeout(crate::support::PATIENCE, connected)
+        .await
+        .unwrap();
+    let now = api.get(&node).await.unwrap();
+    assert_eq!(now.status, seen.status, "{}", again.log());
+    assert_eq!(
+        now.resource_version(),
+        seen.resource_version(),
+        "{}",
+        again.log()
+    );
+    assert!(again.metric("cobalt_node_agent_status_writes_total").await < 1.0);
+    delete_hypervisor(&client, &node).await;
+}
