@@ -19,7 +19,7 @@ help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: up
-up: build ## Start a region on this machine (first time: about 25 minutes)
+up: build ## Start a region on this machine (first time: about 20 minutes)
 	cargo xtask images --profile lab $(addprefix --only ,$(COMPONENTS)) --out $(LAB_IMAGES)
 	$(COBALT) lab up --with kube,hypervisors,ovn,openstack,bmc --nodes $(NODES) --servers $(NODES) \
 	  --images $(LAB_IMAGES) $(addprefix --chart ,$(CHARTS)) --values lab/values \

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use cobalt_api::names::{annotations, leases};
-use cobalt_runtime::{chain, jitter};
+use cobalt_runtime::{jitter, within};
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
@@ -212,24 +212,28 @@ async fn beat(
     silence: &mut Option<Silence>,
     trouble: Option<&str>,
 ) -> Result<Holder, String> {
-    let lease = within(api.get_opt(&ctx.node)).await?;
+    let lease = within(DEADLINE, api.get_opt(&ctx.node)).await?;
     let now = (Instant::now(), Timestamp::now());
     match decide(lease.as_ref(), silence, config, &ctx.node, trouble, now) {
         Step::Wait(other) => Ok(Holder::Other(other)),
         Step::Nothing => Ok(Holder::Me),
         Step::Write(new) if lease.is_some() => {
-            within(api.replace(&ctx.node, &PostParams::default(), &new)).await?;
+            within(
+                DEADLINE,
+                api.replace(&ctx.node, &PostParams::default(), &new),
+            )
+            .await?;
             Ok(Holder::Me)
         }
         Step::Write(new) => {
-            within(api.create(&PostParams::default(), &new)).await?;
+            within(DEADLINE, api.create(&PostParams::default(), &new)).await?;
             Ok(Holder::Me)
         }
     }
 }
 
 async fn release(api: &Api<Lease>, ctx: &Context, config: &LeaseConfig) -> Result<(), String> {
-    let Some(mut lease) = within(api.get_opt(&ctx.node)).await? else {
+    let Some(mut lease) = within(DEADLINE, api.get_opt(&ctx.node)).await? else {
         return Ok(());
     };
     let spec = lease.spec.get_or_insert_with(LeaseSpec::default);
@@ -240,18 +244,12 @@ async fn release(api: &Api<Lease>, ctx: &Context, config: &LeaseConfig) -> Resul
     let because = "the agent was told to end".to_owned();
     let notes = lease.metadata.annotations.get_or_insert_with(BTreeMap::new);
     notes.insert(annotations::NOT_RENEWED_BECAUSE.to_owned(), because);
-    within(api.replace(&ctx.node, &PostParams::default(), &lease)).await?;
+    within(
+        DEADLINE,
+        api.replace(&ctx.node, &PostParams::default(), &lease),
+    )
+    .await?;
     Ok(())
-}
-
-async fn within<T>(request: impl Future<Output = kube::Result<T>>) -> Result<T, String> {
-    match tokio::time::timeout(DEADLINE, request).await {
-        Ok(answer) => answer.map_err(|error| chain(&error)),
-        Err(_) => Err(format!(
-            "the API server did not answer within {} s",
-            DEADLINE.as_secs()
-        )),
-    }
 }
 
 #[cfg(test)]

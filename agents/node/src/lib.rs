@@ -20,6 +20,7 @@ pub mod agent;
 pub mod ceph;
 pub mod config;
 pub mod context;
+pub mod evictions;
 pub mod exporter;
 pub mod facts;
 pub mod ha;

@@ -1,24 +1,20 @@
 //! What the HA agent reads and does: the state of an instance, its restart, its Eviction.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use cobalt_api::conditions::{self, EvictionCondition};
 use cobalt_api::eviction::{Eviction, EvictionSpec};
-use cobalt_api::hypervisor::Hypervisor;
-use cobalt_api::names::{FieldManager, labels};
 use cobalt_libvirt::{
     Connection, CreateFlags, DestroyFlags, Domain, DomainState, DomainStatus, Error, ListDomains,
     StatsGroups, Supported,
 };
 use cobalt_runtime::{Backoff, chain};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
-use kube::api::PostParams;
-use kube::{Api, Resource, ResourceExt};
+use kube::{Api, ResourceExt};
 use uuid::Uuid;
 
 use super::decide::{Restart, Situation};
 use crate::context::Context;
+use crate::evictions;
 
 const DEADLINE: Duration = Duration::from_secs(15);
 /// How many Evictions of one instance on one host may be kept side by side.
@@ -140,12 +136,14 @@ async fn ask(
             Some(_) => return Ok(name),
             None => {
                 let hypervisor = ctx.hypervisor.borrow().object().cloned();
-                let eviction = eviction(&name, &ctx.node, uuid, reason, hypervisor.as_deref());
-                let params = PostParams {
-                    field_manager: Some(FieldManager::NodeAgent.as_str().to_owned()),
-                    ..PostParams::default()
+                let spec = EvictionSpec {
+                    hypervisor: ctx.node.to_string(),
+                    reason: reason.to_owned(),
+                    instances: vec![uuid.to_string()],
+                    ..EvictionSpec::default()
                 };
-                within(api.create(&params, &eviction)).await?;
+                let eviction = evictions::eviction(&name, spec, hypervisor.as_deref());
+                within(api.create(&evictions::create_params(), &eviction)).await?;
                 return Ok(name);
             }
         }
@@ -159,46 +157,6 @@ fn name(node: &str, uuid: Uuid, number: u32) -> String {
     match number {
         1 => format!("{node}-{uuid}"),
         _ => format!("{node}-{uuid}-{number}"),
-    }
-}
-
-fn eviction(
-    name: &str,
-    node: &str,
-    uuid: Uuid,
-    reason: &str,
-    hypervisor: Option<&Hypervisor>,
-) -> Eviction {
-    let copied = |hypervisor: &Hypervisor| -> BTreeMap<String, String> {
-        let has = hypervisor.labels();
-        labels::FROM_NODE_TO_HYPERVISOR
-            .iter()
-            .filter_map(|&key| Some((key.to_owned(), has.get(key)?.clone())))
-            .collect()
-    };
-    let owner = |hypervisor: &Hypervisor| {
-        Some(OwnerReference {
-            api_version: Hypervisor::api_version(&()).into_owned(),
-            kind: Hypervisor::kind(&()).into_owned(),
-            name: hypervisor.name_any(),
-            uid: hypervisor.uid()?,
-            ..OwnerReference::default()
-        })
-    };
-    Eviction {
-        metadata: ObjectMeta {
-            name: Some(name.to_owned()),
-            labels: hypervisor.map(copied).filter(|labels| !labels.is_empty()),
-            owner_references: hypervisor.and_then(owner).map(|owner| vec![owner]),
-            ..ObjectMeta::default()
-        },
-        spec: EvictionSpec {
-            hypervisor: node.to_owned(),
-            reason: reason.to_owned(),
-            instances: vec![uuid.to_string()],
-            ..EvictionSpec::default()
-        },
-        status: None,
     }
 }
 

@@ -1,17 +1,17 @@
 //! The Eviction that empties the host before it goes down: makes it, joins one, cancels it.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use cobalt_api::eviction::{Eviction, EvictionSpec};
 use cobalt_api::hypervisor::Hypervisor;
-use cobalt_api::names::{FieldManager, labels};
-use cobalt_runtime::chain;
-use kube::api::{Patch, PatchParams, PostParams};
-use kube::{Api, Resource, ResourceExt};
+use cobalt_api::names::FieldManager;
+use cobalt_runtime::within;
+use kube::Api;
+use kube::api::{Patch, PatchParams};
 
 use super::shutdown::{self, Candidate, EVICTION_REASON};
 use crate::context::Context;
+use crate::evictions;
 
 /// A shutdown does not wait for long.
 const DEADLINE: Duration = Duration::from_secs(5);
@@ -25,18 +25,17 @@ pub async fn ensure(ctx: &Context) -> Result<(Eviction, bool), String> {
     let api: Api<Eviction> = Api::all(ctx.client.clone());
     let boot = super::boot_id().await;
     for name in shutdown::names(&ctx.node, &boot) {
-        let existing = within(api.get_opt(&name)).await?;
+        let existing = within(DEADLINE, api.get_opt(&name)).await?;
         match (shutdown::candidate(existing.as_ref(), &ctx.node), existing) {
             (Candidate::Join, Some(eviction)) => return Ok((eviction, false)),
             (Candidate::Free, _) => {
                 let hypervisor = ctx.hypervisor.borrow().object().cloned();
                 let new = wanted(&name, &ctx.node, hypervisor.as_deref());
-                let params = PostParams {
-                    field_manager: Some(FieldManager::NodeAgent.as_str().to_owned()),
-                    ..PostParams::default()
-                };
                 // One that somebody made in the meantime is seen with the next try.
-                return Ok((within(api.create(&params, &new)).await?, true));
+                return Ok((
+                    within(DEADLINE, api.create(&evictions::create_params(), &new)).await?,
+                    true,
+                ));
             }
             (Candidate::Join | Candidate::Taken, _) => {}
         }
@@ -47,25 +46,12 @@ pub async fn ensure(ctx: &Context) -> Result<(Eviction, bool), String> {
 /// The Eviction of a host that goes down.
 #[must_use]
 pub fn wanted(name: &str, node: &str, hypervisor: Option<&Hypervisor>) -> Eviction {
-    let mut eviction = Eviction::new(
-        name,
-        EvictionSpec {
-            hypervisor: node.to_owned(),
-            reason: EVICTION_REASON.to_owned(),
-            ..EvictionSpec::default()
-        },
-    );
-    if let Some(hypervisor) = hypervisor {
-        eviction.metadata.owner_references = hypervisor.owner_ref(&()).map(|owner| vec![owner]);
-        let copied: BTreeMap<String, String> = hypervisor
-            .labels()
-            .iter()
-            .filter(|(label, _)| labels::FROM_NODE_TO_HYPERVISOR.contains(&label.as_str()))
-            .map(|(label, value)| (label.clone(), value.clone()))
-            .collect();
-        eviction.metadata.labels = (!copied.is_empty()).then_some(copied);
-    }
-    eviction
+    let spec = EvictionSpec {
+        hypervisor: node.to_owned(),
+        reason: EVICTION_REASON.to_owned(),
+        ..EvictionSpec::default()
+    };
+    evictions::eviction(name, spec, hypervisor)
 }
 
 /// Asks an Eviction to stop. One that is gone needs no asking.
@@ -86,21 +72,16 @@ pub async fn cancel(ctx: &Context, name: &str) -> Result<(), String> {
             other => other.map(drop),
         }
     };
-    within(asked).await
-}
-
-async fn within<T>(request: impl Future<Output = kube::Result<T>>) -> Result<T, String> {
-    match tokio::time::timeout(DEADLINE, request).await {
-        Ok(answer) => answer.map_err(|error| chain(&error)),
-        Err(_) => Err(format!(
-            "the API server did not answer within {} s",
-            DEADLINE.as_secs()
-        )),
-    }
+    within(DEADLINE, asked).await
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
+    use cobalt_api::names::labels;
+    use kube::ResourceExt;
+
     use super::*;
 
     #[test]
