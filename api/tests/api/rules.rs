@@ -248,6 +248,11 @@ fn limits() -> Vec<Limit> {
         max_length(HYPERVISOR_ADDED, "status.checks[].name", 63),
         required(HYPERVISOR_ADDED, "status.checks[].name", json!("x")),
         max_length(HYPERVISOR_ADDED, "status.checks[].message", 2048),
+        max_length(HYPERVISOR_ADDED, "status.instances[].state", 32),
+        max_length(HYPERVISOR_ADDED, "status.instances[].reason", 32),
+        max_length(HYPERVISOR_ADDED, "status.updateStatus.version", 128),
+        max_length(HYPERVISOR_ADDED, "status.updateStatus.error", 2048),
+        max_length(HYPERVISOR_ADDED, "status.updateStatus.bootID", 64),
         duplicate(
             HYPERVISOR_ADDED,
             "status.checks",
