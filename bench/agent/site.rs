@@ -13,15 +13,13 @@ use cobalt_api::names::leases;
 use cobalt_lab::cluster::{ClusterConfig, Role};
 use cobalt_lab::guests::MicroDomain;
 use cobalt_lab::plan::Flavour;
+use cobalt_lab::testing::{install_definitions, run_inside};
 use cobalt_lab::{Lab, LabConfig, node};
 use cobalt_libvirt::{Connection, CreateFlags, Domain, ListDomains, Options};
 use futures::{StreamExt, TryStreamExt, stream};
 use k8s_openapi::api::core::v1::Namespace;
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{DeleteParams, PostParams};
-use kube::runtime::{
-    WatchStreamExt, conditions::is_crd_established, wait::await_condition, watcher,
-};
+use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, ResourceExt};
 use tokio::sync::watch;
 
@@ -147,16 +145,7 @@ impl Site {
 
     /// Runs a shell script on a hypervisor.
     pub async fn sh(&self, host: &str, script: &str) -> Result<()> {
-        let words = ["sh", "-ec", script].map(ToOwned::to_owned);
-        let command = node::enter(self.machine(host)?.pid_one, &words);
-        let (program, arguments) = command.split_first().context("no command")?;
-        let output = tokio::process::Command::new(program)
-            .args(arguments)
-            .output()
-            .await
-            .with_context(|| format!("failed to run a script on {host}"))?;
-        let said = String::from_utf8_lossy(&output.stderr);
-        anyhow::ensure!(output.status.success(), "{host}: {script}: {said}");
+        run_inside(&self.lab, host, &["sh", "-ec", script]).await?;
         Ok(())
     }
 
@@ -273,17 +262,7 @@ pub fn state<'a>(hypervisor: &'a Hypervisor, guest: &Domain) -> Option<&'a str> 
 }
 
 async fn install(client: &Client) -> Result<()> {
-    let api: Api<CustomResourceDefinition> = Api::all(client.clone());
-    for crd in cobalt_api::crds::all() {
-        let name = crd.name_any();
-        api.create(&PostParams::default(), &crd)
-            .await
-            .with_context(|| format!("failed to install {name}"))?;
-        let established = await_condition(api.clone(), &name, is_crd_established());
-        tokio::time::timeout(PATIENCE, established)
-            .await
-            .with_context(|| format!("{name} is not established"))??;
-    }
+    install_definitions(client, &cobalt_api::crds::all()).await?;
     let api: Api<Namespace> = Api::all(client.clone());
     for name in [NAMESPACE, leases::NODE_AGENT_NAMESPACE] {
         let mut namespace = Namespace::default();

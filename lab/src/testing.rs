@@ -1,8 +1,8 @@
 //! Labs for tests. Each ends with the process that uses it, however that ends.
 
 use std::path::PathBuf;
+use std::process::Output;
 use std::sync::atomic::{AtomicU32, Ordering};
-
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -102,18 +102,23 @@ pub async fn install_definitions(
     Ok(())
 }
 
-/// Runs a program inside a machine of a lab. The error has what it said on standard error.
-pub async fn run_inside(lab: &Lab, machine: &str, arguments: &[&str]) -> Result<String> {
+/// Runs a program inside a machine of a lab, however it ends.
+pub async fn output_inside(lab: &Lab, machine: &str, arguments: &[&str]) -> Result<Output> {
     let words: Vec<String> = arguments.iter().map(|&word| word.to_owned()).collect();
     let command = lab.enter(machine, &words).await?;
     let Some((program, rest)) = command.split_first() else {
         bail!("no command for {machine}");
     };
-    let output = tokio::process::Command::new(program)
+    tokio::process::Command::new(program)
         .args(rest)
         .output()
         .await
-        .with_context(|| format!("failed to enter {machine}"))?;
+        .with_context(|| format!("failed to enter {machine}"))
+}
+
+/// Runs a program inside a machine of a lab. The error has what it said on standard error.
+pub async fn run_inside(lab: &Lab, machine: &str, arguments: &[&str]) -> Result<String> {
+    let output = output_inside(lab, machine, arguments).await?;
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);
         bail!("{machine}: {arguments:?}: {said}");

@@ -22,6 +22,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cobalt_lab::cluster::Role;
+use cobalt_lab::testing::output_inside;
 use cobalt_lab::{Lab, LabConfig};
 use k8s_openapi::api::core::v1::Node;
 use tokio::sync::{Semaphore, SemaphorePermit};
@@ -93,13 +94,7 @@ impl TestLab {
 
     /// Runs a program inside a machine; what it said on standard error when it failed.
     async fn attempt(&self, node: &str, arguments: &[&str]) -> Result<String, String> {
-        let arguments: Vec<String> = arguments.iter().map(|&word| word.to_owned()).collect();
-        let command = self.lab.enter(node, &arguments).await.unwrap();
-        let output = tokio::process::Command::new(&command[0])
-            .args(&command[1..])
-            .output()
-            .await
-            .unwrap();
+        let output = output_inside(&self.lab, node, arguments).await.unwrap();
         if output.status.success() {
             return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
         }

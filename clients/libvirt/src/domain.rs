@@ -265,9 +265,7 @@ impl Connection {
         xml: &str,
         affect: Affect,
     ) -> Result<(), Error> {
-        let arguments = Writer::new().domain(domain).string(xml).u32(affect.bits());
-        self.client
-            .call(DOMAIN_ATTACH_DEVICE_FLAGS, arguments, |_| Ok(()))
+        self.device(DOMAIN_ATTACH_DEVICE_FLAGS, domain, xml, affect)
             .await
     }
 
@@ -279,10 +277,19 @@ impl Connection {
         xml: &str,
         affect: Affect,
     ) -> Result<(), Error> {
-        let arguments = Writer::new().domain(domain).string(xml).u32(affect.bits());
-        self.client
-            .call(DOMAIN_DETACH_DEVICE_FLAGS, arguments, |_| Ok(()))
+        self.device(DOMAIN_DETACH_DEVICE_FLAGS, domain, xml, affect)
             .await
+    }
+
+    async fn device(
+        &self,
+        procedure: Procedure,
+        domain: &Domain,
+        xml: &str,
+        affect: Affect,
+    ) -> Result<(), Error> {
+        let arguments = Writer::new().domain(domain).string(xml).u32(affect.bits());
+        self.client.call(procedure, arguments, |_| Ok(())).await
     }
 
     /// Reads a domain's metadata; `None` if it has none of this kind.

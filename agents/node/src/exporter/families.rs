@@ -41,13 +41,16 @@ pub struct Family {
     pub unit: Unit,
 }
 
-const fn counter(
+/// A group and a statistic in it.
+type Source = (&'static str, &'static str);
+
+const fn family(
+    kind: Kind,
     name: &'static str,
-    (group, field): (&'static str, &'static str),
+    (group, field): Source,
     unit: Unit,
     help: &'static str,
 ) -> Family {
-    let kind = Kind::Counter;
     Family {
         name,
         kind,
@@ -58,21 +61,12 @@ const fn counter(
     }
 }
 
-const fn gauge(
-    name: &'static str,
-    (group, field): (&'static str, &'static str),
-    unit: Unit,
-    help: &'static str,
-) -> Family {
-    let kind = Kind::Gauge;
-    Family {
-        name,
-        kind,
-        help,
-        group,
-        field,
-        unit,
-    }
+const fn counter(name: &'static str, from: Source, unit: Unit, help: &'static str) -> Family {
+    family(Kind::Counter, name, from, unit, help)
+}
+
+const fn gauge(name: &'static str, from: Source, unit: Unit, help: &'static str) -> Family {
+    family(Kind::Gauge, name, from, unit, help)
 }
 
 /// One sample per virtual machine.

@@ -140,16 +140,7 @@ impl Host {
     }
 
     async fn run(&self, arguments: &[&str]) -> String {
-        let arguments: Vec<String> = arguments.iter().map(|&word| word.to_owned()).collect();
-        let command = self.lab.enter(HOST, &arguments).await.unwrap();
-        let output = Command::new(&command[0])
-            .args(&command[1..])
-            .output()
-            .await
-            .unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{arguments:?}: {said}");
-        String::from_utf8_lossy(&output.stdout).into_owned()
+        self.lab.run(HOST, arguments).await
     }
 
     async fn sh(&self, script: &str) -> String {

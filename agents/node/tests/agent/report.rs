@@ -49,11 +49,7 @@ async fn what_happens_to_an_instance_is_reported_and_nothing_else_is_written() {
     let node = unique("report");
     create_hypervisor(&client, &node).await;
     hosts.define("hv1", "walker", "").await;
-    let socket = hosts.libvirt_socket("hv1").await;
-    let uri = format!(
-        "--libvirt-uri=qemu+unix:///system?socket={}",
-        socket.display()
-    );
+    let uri = hosts.libvirt_flag("hv1").await;
     let bus = format!("--bus-address={}", hosts.bus("hv1").await);
     let mut agent = Agent::start(&server.kubeconfig, &node, &[&uri, &bus]);
 
@@ -110,14 +106,9 @@ async fn what_happens_to_an_instance_is_reported_and_nothing_else_is_written() {
         &[&uri, &bus, "--resync-interval=100ms"],
     );
     again.serves().await;
-    let connected = async {
-        while again.metric("cobalt_node_agent_full_reads_total").await < 5.0 {
-            tokio::time::sleep(std::time::Duration::from_millis(100)).await;
-        }
-    };
-    tokio::time::timeout(crate::support::PATIENCE, connected)
-        .await
-        .unwrap();
+    again
+        .counts("cobalt_node_agent_full_reads_total", 5.0)
+        .await;
     let now = api.get(&node).await.unwrap();
     assert_eq!(now.status, seen.status, "{}", again.log());
     assert_eq!(

@@ -122,6 +122,15 @@ impl Hosts {
         self.path(host, "/run/libvirt/libvirt-sock").await
     }
 
+    /// The agent's flag for a host's libvirt.
+    pub async fn libvirt_flag(&self, host: &str) -> String {
+        let socket = self.libvirt_socket(host).await;
+        format!(
+            "--libvirt-uri=qemu+unix:///system?socket={}",
+            socket.display()
+        )
+    }
+
     pub async fn bus(&self, host: &str) -> String {
         let socket = self.path(host, "/run/dbus/system_bus_socket").await;
         format!("unix:path={}", socket.display())
@@ -241,6 +250,18 @@ impl Agent {
             .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))
             .unwrap_or_else(|| panic!("no {name} in {body}"));
         line.parse().unwrap()
+    }
+
+    /// Waits until a metric without labels has come to a value. Nothing tells when it does.
+    pub async fn counts(&self, name: &str, least: f64) {
+        let asked = async {
+            while self.metric(name).await < least {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        };
+        if tokio::time::timeout(PATIENCE, asked).await.is_err() {
+            panic!("{name} does not come to {least}:\n{}", self.log());
+        }
     }
 
     /// Waits until the process serves its health.

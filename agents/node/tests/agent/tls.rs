@@ -17,7 +17,7 @@ use cobalt_api::hypervisor::Hypervisor;
 use cobalt_lab::control::Fault;
 use cobalt_lab::guests::MicroDomain;
 use cobalt_lab::plan::Flavour;
-use cobalt_lab::testing::{ApiServer, api_server};
+use cobalt_lab::testing::{ApiServer, api_server, output_inside};
 use cobalt_lab::{Lab, LabConfig};
 use cobalt_libvirt::{Connection, Options, Uri};
 use cobalt_node_agent::ceph::{self, CephConfig, CephMetrics};
@@ -337,13 +337,8 @@ impl<'a> Machine<'a> {
 
     /// Runs a script inside; what it wrote, and whether it went well.
     async fn attempt(&self, script: &str) -> (bool, String) {
-        let arguments = ["sh", "-ec", script].map(ToOwned::to_owned);
-        let command = self.lab.enter(self.name, &arguments).await.unwrap();
-        let output = tokio::process::Command::new(&command[0])
-            .args(&command[1..])
-            .output()
-            .await
-            .unwrap();
+        let words = ["sh", "-ec", script];
+        let output = output_inside(self.lab, self.name, &words).await.unwrap();
         let text = [output.stdout, output.stderr].concat();
         (
             output.status.success(),

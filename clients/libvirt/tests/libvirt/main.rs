@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use cobalt_lab::guests::MicroDomain;
 use cobalt_lab::plan::Flavour;
+use cobalt_lab::testing::run_inside;
 use cobalt_lab::{Lab, LabConfig, node};
 use cobalt_libvirt::{
     Connection, CreateFlags, Domain, Event, EventKind, EventStream, Options, Uri,
@@ -92,16 +93,7 @@ impl Host {
 
 /// Runs a shell script inside a machine.
 async fn sh(lab: &Lab, host: &str, script: &str) -> String {
-    let words = ["sh", "-ec", script].map(str::to_owned);
-    let command = lab.enter(host, &words).await.unwrap();
-    let output = tokio::process::Command::new(&command[0])
-        .args(&command[1..])
-        .output()
-        .await
-        .unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{host}: {script}: {said}");
-    String::from_utf8_lossy(&output.stdout).into_owned()
+    run_inside(lab, host, &["sh", "-ec", script]).await.unwrap()
 }
 
 /// Waits until a guest's console has shown for this many times that it has booted.
