@@ -115,6 +115,12 @@ fn open_vswitch(
             ids.join(" ")
         ),
     )?;
+    // It crashes while the southbound database is still empty, until northd has filled it. systemd
+    // would give up after five times.
+    layer.put(
+        "etc/systemd/system/ovn-controller.service.d/lab.conf",
+        "[Unit]\nStartLimitIntervalSec=0\n",
+    )?;
     let mut commands: Vec<String> = ["br-int", "br-provider", "br-ex"]
         .iter()
         .map(|bridge| {

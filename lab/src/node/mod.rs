@@ -215,8 +215,7 @@ impl Node {
     /// A unit that failed.
     async fn broken_unit(&self) -> Result<Option<String>> {
         if self.spec.kind == Kind::Hypervisor {
-            // Returns when they run or have failed for good. systemd may be trying again: OVN 23.03
-            // now and then crashes in its first second.
+            // Returns when they run or have failed; systemd may be trying again.
             let mut start = vec!["systemctl", "start"];
             start.extend(hypervisor::SERVICES);
             if let Err(error) = self.output(&start).await {
