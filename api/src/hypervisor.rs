@@ -543,6 +543,16 @@ pub struct HypervisorStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub traits: Vec<String>,
 
+    /// The traits that the operator has set. It removes these alone. Absent: those of `traits` that
+    /// are custom ones.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub owned_traits: Option<Vec<String>>,
+
+    /// The aggregates, by name, that the operator has put the host into. It removes the host from
+    /// these alone. Absent: those of `aggregates`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub owned_aggregates: Option<Vec<String>>,
+
     /// The aggregates the host is in.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub aggregates: Vec<Aggregate>,
@@ -581,6 +591,9 @@ pub struct Check {
     /// When the result became what it is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub since: Option<Time>,
+    /// How often it has been tried.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attempt: Option<i32>,
 }
 
 /// A virtual machine.

@@ -109,22 +109,10 @@ string_enum! {
     pub enum FieldManager {
         /// Creates Hypervisors from Nodes and keeps what is derived from the Node.
         Hypervisor => "cobaltcore/hypervisor",
-        /// Onboards hosts.
-        Onboarding => "cobaltcore/onboarding",
-        /// Offboards hosts.
-        Offboarding => "cobaltcore/offboarding",
-        /// Puts hosts into maintenance and takes them out.
-        Maintenance => "cobaltcore/maintenance",
+        /// Says what the operator has done with a host: all of it in one write.
+        Operator => "cobaltcore/hypervisor-operator",
         /// Runs Evictions.
         Eviction => "cobaltcore/eviction",
-        /// Keeps aggregates.
-        Aggregates => "cobaltcore/aggregates",
-        /// Keeps traits.
-        Traits => "cobaltcore/traits",
-        /// Says who edited a Hypervisor by hand.
-        Taint => "cobaltcore/taint",
-        /// Computes the summary.
-        Ready => "cobaltcore/ready",
         /// Holds and releases Nodes.
         NodeLifecycle => "cobaltcore/node-lifecycle",
         /// Asks for certificates.

@@ -79,7 +79,7 @@ async fn two_writers_own_different_conditions_of_one_list() -> Result<()> {
         conditions: vec![ready.clone()],
         ..HypervisorStatus::default()
     };
-    let both = apply(&api, &name, FieldManager::Ready, &operator)
+    let both = apply(&api, &name, FieldManager::Operator, &operator)
         .await?
         .status
         .unwrap();
@@ -127,10 +127,10 @@ async fn two_writers_own_different_conditions_of_one_list() -> Result<()> {
     assert_eq!(left.phase, Some(Phase::Active));
 
     // The same again is no write.
-    let before = apply(&api, &name, FieldManager::Ready, &operator)
+    let before = apply(&api, &name, FieldManager::Operator, &operator)
         .await?
         .metadata;
-    let after = apply(&api, &name, FieldManager::Ready, &operator)
+    let after = apply(&api, &name, FieldManager::Operator, &operator)
         .await?
         .metadata;
     assert_eq!(before.resource_version, after.resource_version);
