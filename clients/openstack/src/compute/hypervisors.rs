@@ -9,6 +9,10 @@ use crate::decode::{or_default, text};
 use crate::error::{Error, Result, found};
 use crate::query::{Query, at};
 
+/// From 2.88 on Nova asks every nova-compute how long its host is up, one after the other: one that
+/// has just fallen silent holds up the list of all.
+const WITHOUT_UPTIME: &str = "2.87";
+
 /// A host that runs servers, as Nova sees it.
 ///
 /// It has two names, and neither need be the short or the long form of the other: the hypervisor's
@@ -138,13 +142,17 @@ impl Compute<'_> {
     /// A hypervisor by its uuid, with its servers.
     pub async fn hypervisor(&self, id: &str) -> Result<Hypervisor> {
         let query = Query::new().with("with_servers", "true");
-        let ask = ask(Method::GET, "show hypervisor", at!("os-hypervisors", id)).query(query);
+        let ask = ask(Method::GET, "show hypervisor", at!("os-hypervisors", id))
+            .version(WITHOUT_UPTIME)
+            .query(query);
         self.client.ask(ask).await?.read("hypervisor")
     }
 }
 
 fn hypervisors(name: &'static str, query: Query) -> Ask {
-    ask(Method::GET, name, at!("os-hypervisors", "detail")).query(query)
+    ask(Method::GET, name, at!("os-hypervisors", "detail"))
+        .version(WITHOUT_UPTIME)
+        .query(query)
 }
 
 /// The only one, if there is one.

@@ -113,6 +113,19 @@ impl Placement<'_> {
             .await
     }
 
+    /// The uuids of all providers that have a trait; nobody has one that was never made.
+    pub async fn providers_with_trait(&self, name: &str) -> Result<BTreeSet<String>> {
+        match self
+            .list_providers(Query::new().with("required", name))
+            .await
+        {
+            Ok(found) => Ok(found.into_iter().map(|provider| provider.uuid).collect()),
+            // Placement refuses names of traits that it does not know.
+            Err(error) if error.status() == Some(400) => Ok(BTreeSet::new()),
+            Err(error) => Err(error),
+        }
+    }
+
     async fn list_providers(&self, query: Query) -> Result<Vec<Provider>> {
         // This list has no pages.
         let ask = ask(Method::GET, "list providers", at!("resource_providers")).query(query);
