@@ -3,9 +3,10 @@
 //! kube's own retries may hold one call for minutes; every caller here has a loop that tries again
 //! and says so, so a call fails fast instead.
 
+use std::path::Path;
 use std::time::Duration;
 
-use kube::config::{InferConfigError, KubeconfigError};
+use kube::config::{InferConfigError, KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Client, Config};
 
 /// Long enough for a far or busy API server.
@@ -49,6 +50,17 @@ pub async fn client_with_token(token: String) -> Result<Client, ClientError> {
         ..Default::default()
     };
     build(config)
+}
+
+/// A client for the cluster that the current context of a file names.
+///
+/// # Errors
+///
+/// When the file is not a usable configuration. The API server need not be there.
+pub async fn client_from_file(path: &Path) -> Result<Client, ClientError> {
+    let file = Kubeconfig::read_from(path)?;
+    let options = KubeConfigOptions::default();
+    build(Config::from_custom_kubeconfig(file, &options).await?)
 }
 
 async fn infer() -> Result<Config, ClientError> {

@@ -1,5 +1,6 @@
 //! What every binary of CobaltCore shares: start-up and logs, the Kubernetes client, supervised
-//! tasks, health and metrics, watches of one object, server-side apply and Kubernetes Events.
+//! tasks, health and metrics, watches of one object and of all of a kind, a queue of work, leader
+//! election, server-side apply and Kubernetes Events.
 //!
 //! It knows Kubernetes and nothing of our kinds: those are in `cobalt-api`.
 
@@ -8,21 +9,28 @@ mod backoff;
 mod chain;
 mod client;
 mod deadline;
+pub mod flags;
 mod health;
 mod http;
+mod leader;
 pub mod logging;
 pub mod metrics;
+mod queue;
 mod recorder;
+mod reflect;
 mod tasks;
 mod watch;
 
 pub use apply::{ApplyError, apply, apply_status};
 pub use backoff::{Backoff, jitter};
 pub use chain::chain;
-pub use client::{ClientError, client, client_with_token};
+pub use client::{ClientError, client, client_from_file, client_with_token};
 pub use deadline::within;
 pub use health::{Health, Pulse};
 pub use http::serve;
+pub use leader::{LeaderConfig, LeaderError, Leadership, lead};
+pub use queue::{Key, Queue, Work, work};
 pub use recorder::{Note, Recorder, Severity};
+pub use reflect::{Change, ObjectKey, Presence, Reflection, Store, reflect};
 pub use tasks::{Tasks, shutdown_signal};
 pub use watch::{Observed, watch_object};

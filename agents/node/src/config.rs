@@ -8,6 +8,7 @@ use std::time::Duration;
 use clap::Parser;
 use cobalt_api::hypervisor::HaPolicy;
 use cobalt_libvirt::Uri;
+use cobalt_runtime::flags::{Listen, listen, some_path, some_text};
 use cobalt_runtime::logging::LogArgs;
 
 const EXAMPLE: &str = "\
@@ -168,40 +169,12 @@ pub struct Config {
     pub log: LogArgs,
 }
 
-/// An address to listen on, or nowhere.
-pub type Listen = Option<SocketAddr>;
-
-/// `:8081`, `127.0.0.1:8081` or `0`.
-fn listen(text: &str) -> Result<Listen, String> {
-    if text == "0" || text.is_empty() {
-        return Ok(None);
-    }
-    let full = match text.strip_prefix(':') {
-        Some(port) => format!("[::]:{port}"),
-        None => text.to_owned(),
-    };
-    full.parse()
-        .map(Some)
-        .map_err(|_| "write it like :8081, 127.0.0.1:8081, or 0 for nowhere".to_owned())
-}
-
 fn duration(text: &str) -> Result<Duration, String> {
     match cobalt_api::duration::parse(text) {
         Ok(duration) if duration >= Duration::from_millis(100) => Ok(duration),
         Ok(_) => Err("it has to be at least 100ms".to_owned()),
         Err(error) => Err(error.to_string()),
     }
-}
-
-fn some_text(text: &str) -> Result<String, String> {
-    match text.trim() {
-        "" => Err("it is empty: leave it out, or give it a value".to_owned()),
-        text => Ok(text.to_owned()),
-    }
-}
-
-fn some_path(text: &str) -> Result<PathBuf, String> {
-    some_text(text).map(PathBuf::from)
 }
 
 /// A name that Kubernetes would accept for a Node.
@@ -245,19 +218,6 @@ mod tests {
     fn the_flags_are_sound() {
         use clap::CommandFactory;
         Config::command().debug_assert();
-    }
-
-    #[test]
-    fn addresses_are_written_as_the_deployed_agent_does() {
-        for (text, wanted) in [
-            ("0", None),
-            (":8081", Some("[::]:8081")),
-            ("127.0.0.1:9", Some("127.0.0.1:9")),
-        ] {
-            let wanted = wanted.map(|text| text.parse().unwrap());
-            assert_eq!(listen(text), Ok(wanted), "{text}");
-        }
-        assert!(listen("8081").is_err());
     }
 
     #[test]

@@ -22,7 +22,7 @@ use crate::status::{self, Known};
 
 /// Events come in pairs and more: a start is Resumed and Started. Waiting this long makes one write
 /// of them.
-const GATHER: Duration = Duration::from_millis(5);
+const GATHER: Duration = Duration::from_millis(1);
 /// How long libvirt and systemd are waited for before the first write.
 const FIRST: Duration = Duration::from_secs(3);
 const DEADLINE: Duration = Duration::from_secs(15);

@@ -1,0 +1,13 @@
+//! What all binaries share, against a real API server.
+
+// Helpers of tests may fail loudly, as tests do.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing
+)]
+
+mod leader;
+mod reflect;
+mod support;
