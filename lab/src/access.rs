@@ -2,6 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
+/// The region in the catalogue of a lab's OpenStack.
+pub const REGION: &str = "RegionOne";
+
 /// Where it is and who to be.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -32,7 +35,7 @@ impl Access {
             password: "admin".into(),
             project: "admin".into(),
             domain: "Default".into(),
-            region: "RegionOne".into(),
+            region: REGION.into(),
             control_url: None,
         }
     }

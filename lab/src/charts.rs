@@ -1,15 +1,29 @@
-//! What is installed into a lab: images for its registry, and Helm charts with their values.
+//! What is installed into a lab: images for its registry, Helm charts with their values, and the
+//! Secret by which components find OpenStack.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use kube::Api;
+use kube::api::{Patch, PatchParams};
+use serde_json::{Map, Value, json};
 
+use crate::access::Access;
 use crate::command::Run;
 use crate::handle::Lab;
 use crate::plan::REGION;
 use crate::report::Report;
+
+/// Where charts are installed.
+pub const NAMESPACE: &str = "cobalt-system";
+
+/// The Secret with OpenStack's variables, in [`NAMESPACE`].
+pub const CREDENTIALS: &str = "openstack-credentials";
+
+/// The chart of the one who takes hypervisors into service: before that they get no servers.
+const OPERATOR: &str = "hypervisor-operator";
 
 /// Flags of `cobalt lab up`.
 #[derive(Debug, Args)]
@@ -45,8 +59,7 @@ impl Charts {
             }
         }
         for (chart, _) in &self.set {
-            let named = |dir: &PathBuf| dir.file_name().is_some_and(|name| name == chart.as_str());
-            if !self.charts.iter().any(named) {
+            if !self.names(chart) {
                 bail!("--set is for the chart {chart}, which no --chart names");
             }
         }
@@ -54,6 +67,21 @@ impl Charts {
             bail!("there is no directory of values {}", dir.display());
         }
         self.layouts().map(drop)
+    }
+
+    /// Whether there is a chart to install.
+    pub fn any(&self) -> bool {
+        !self.charts.is_empty()
+    }
+
+    /// Whether one of them takes hypervisors into service.
+    pub fn take_hypervisors_into_service(&self) -> bool {
+        self.names(OPERATOR)
+    }
+
+    fn names(&self, chart: &str) -> bool {
+        let mut names = self.charts.iter().filter_map(|dir| dir.file_name());
+        names.any(|name| name == chart)
     }
 
     /// Installs everything into a lab that is ready.
@@ -100,7 +128,7 @@ impl Charts {
         let settings = self.set.iter().filter(|(of, _)| name == of.as_str());
         Run::new(&helm.to_string_lossy(), ["upgrade", "--install", "--wait"])
             .arguments([name, chart.as_os_str()])
-            .arguments(["--namespace", "cobalt-system", "--create-namespace"])
+            .arguments(["--namespace", NAMESPACE, "--create-namespace"])
             .arguments(values.flat_map(|values| ["--values".into(), values.into_os_string()]))
             .arguments(settings.flat_map(|(_, setting)| ["--set", setting]))
             .env("KUBECONFIG", lab.cluster_kubeconfig(REGION))
@@ -110,6 +138,36 @@ impl Charts {
         step.done();
         Ok(())
     }
+}
+
+/// Makes the Secret with OpenStack's variables, and its namespace.
+pub async fn publish(client: kube::Client, access: &Access) -> Result<()> {
+    use k8s_openapi::api::core::v1::{Namespace, Secret};
+    let apply = PatchParams::apply("cobalt-lab").force();
+    let namespace = json!({
+        "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": NAMESPACE },
+    });
+    Api::<Namespace>::all(client.clone())
+        .patch(NAMESPACE, &apply, &Patch::Apply(&namespace))
+        .await
+        .with_context(|| format!("failed to make the namespace {NAMESPACE}"))?;
+    // What else is in the environment is for tests.
+    let variables: Map<String, Value> = access
+        .environment()
+        .into_iter()
+        .filter(|(name, _)| name.starts_with("OS_"))
+        .map(|(name, value)| (name.to_owned(), value.into()))
+        .collect();
+    let secret = json!({
+        "apiVersion": "v1", "kind": "Secret",
+        "metadata": { "name": CREDENTIALS, "namespace": NAMESPACE },
+        "stringData": variables,
+    });
+    Api::<Secret>::namespaced(client, NAMESPACE)
+        .patch(CREDENTIALS, &apply, &Patch::Apply(&secret))
+        .await
+        .with_context(|| format!("failed to make the Secret {CREDENTIALS}"))
+        .map(drop)
 }
 
 /// `CHART:KEY=VALUE`.

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -12,14 +12,16 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use crate::access::Access;
 use crate::charts::Charts;
 use crate::cluster::{ClusterConfig, Role};
+use crate::command::{Run, patience};
 use crate::config::{LabConfig, OpenStackConfig};
 use crate::control::{Fault, NodeStatus, State, Status};
 use crate::handle::Lab;
 use crate::light::LightConfig;
 use crate::node::Power;
 use crate::node::stage::{self, Stage};
+use crate::openstack::{self, ZONE};
 use crate::paths::{Paths, remove_tree};
-use crate::plan::{Flavour, Kind, REGION};
+use crate::plan::{Flavour, Kind, OPENSTACK, REGION};
 use crate::report::{Report, human};
 use crate::{promtool, setup, supervisor, sweep};
 
@@ -170,7 +172,7 @@ struct Up {
     /// The hypervisors' software, in order; those beyond the list are `bookworm`.
     #[arg(long, value_enum, value_delimiter = ',')]
     flavours: Vec<Flavour>,
-    /// Servers that OpenStack boots before the lab is ready.
+    /// Servers that OpenStack boots before the lab is ready; with charts, after those.
     #[arg(long, default_value_t = 0)]
     servers: u8,
     /// MiB per second for live migrations; a few make them slow enough to watch and abort.
@@ -316,7 +318,12 @@ pub async fn run(args: LabArgs) -> Result<ExitCode> {
 }
 
 async fn up(paths: &Paths, arguments: Up) -> Result<()> {
-    let config = arguments.config()?;
+    let mut config = arguments.config()?;
+    // Charts may change which hypervisors take servers.
+    let servers = match config.openstack.as_mut().filter(|_| arguments.charts.any()) {
+        Some(openstack) => std::mem::take(&mut openstack.servers),
+        None => 0,
+    };
     let began = Instant::now();
     let report = Report::stderr();
     let name = config.name.clone();
@@ -329,7 +336,11 @@ async fn up(paths: &Paths, arguments: Up) -> Result<()> {
     }
     let starting = async {
         let lab = Lab::up(paths, config, &exe, &report).await?;
-        arguments.charts.install(&lab, &report).await
+        arguments.charts.install(&lab, &report).await?;
+        if servers > 0 {
+            boot(&lab, &arguments, servers, &report).await?;
+        }
+        anyhow::Ok(())
     };
     tokio::select! {
         result = starting => { result?; }
@@ -348,6 +359,39 @@ async fn up(paths: &Paths, arguments: Up) -> Result<()> {
     print_table(std::slice::from_ref(&status))?;
     eprint!("\nNext:\n{}", next_steps(&status));
     Ok(())
+}
+
+/// Boots servers in a lab with charts.
+async fn boot(lab: &Lab, arguments: &Up, servers: u8, report: &Report) -> Result<()> {
+    let deadline = patience(Duration::from_secs(600));
+    if arguments.charts.take_hypervisors_into_service() {
+        let hosts = usize::from(arguments.nodes);
+        let step = report.long_step(
+            format!("openstack: until {hosts} hypervisors are enabled in {ZONE}"),
+            Duration::from_secs(60),
+        );
+        let command = openstack::in_service_command(hosts, deadline);
+        run_in(lab, &command, deadline).await.context(
+            "`kubectl get hypervisors` and the log of hypervisor-operator say what it waits for",
+        )?;
+        step.done();
+    }
+    let step = report.step(format!("openstack: {servers} servers"));
+    let command = openstack::boot_command(servers, deadline);
+    run_in(lab, &command, deadline).await?;
+    step.done();
+    Ok(())
+}
+
+/// Runs a program in the machine of OpenStack's control plane, which keeps to a deadline by itself.
+async fn run_in(lab: &Lab, command: &[String], deadline: Duration) -> Result<()> {
+    let command = lab.enter(OPENSTACK, command).await?;
+    let (program, arguments) = command.split_first().context("an empty command")?;
+    Run::new(program, arguments)
+        .deadline(deadline + Duration::from_secs(60))
+        .output()
+        .await
+        .map(drop)
 }
 
 /// What to try, for what the lab has.

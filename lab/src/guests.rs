@@ -8,6 +8,7 @@
 //! The heads of `micro.c` and `init` say what the guests do and which words on the kernel command
 //! line change it. No package of them is installed on the machine.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -24,21 +25,9 @@ use crate::report::Report;
 const SUITE: &str = "bookworm";
 const PACKAGES: &str = "linux-image-cloud-amd64,busybox-static";
 
-/// The kernel's modules in the order in which they need each other. `evdev` and `button` are for
-/// the power button.
-const MODULES: &[&str] = &[
-    "drivers/virtio/virtio",
-    "drivers/virtio/virtio_ring",
-    "drivers/virtio/virtio_pci_legacy_dev",
-    "drivers/virtio/virtio_pci_modern_dev",
-    "drivers/virtio/virtio_pci",
-    "net/core/failover",
-    "drivers/net/net_failover",
-    "drivers/net/virtio_net",
-    "drivers/block/virtio_blk",
-    "drivers/input/evdev",
-    "drivers/acpi/button",
-];
+/// The kernel's modules that the guest loads; what they need in turn differs between kernels and is
+/// asked of the modules themselves. `evdev` and `button` are for the power button.
+const MODULES: &[&str] = &["virtio_pci", "virtio_net", "virtio_blk", "evdev", "button"];
 
 const INIT: &str = include_str!("../guests/init");
 const DHCP: &str = include_str!("../guests/dhcp");
@@ -187,11 +176,9 @@ fn make_linux(tree: &Path, guests: &Guests) -> Result<()> {
         File::directory("modules"),
     ];
     let mut order = String::new();
-    for path in MODULES {
-        let name = path.rsplit('/').next().unwrap_or(path);
-        let content = read(&modules.join(format!("{path}.ko")))?;
+    for (name, content) in in_order(&modules, MODULES)? {
         files.push(File::data(&format!("modules/{name}.ko"), content));
-        order.push_str(name);
+        order.push_str(&name);
         order.push('\n');
     }
     files.push(File::data("modules/order", order));
@@ -202,6 +189,69 @@ fn make_linux(tree: &Path, guests: &Guests) -> Result<()> {
         .and_then(|()| gzip.finish())
         .context("failed to compress the initial RAM disk")?;
     write(&guests.initrd, &packed)
+}
+
+/// Modules and all that they need, by name, in the order in which they can be loaded.
+fn in_order(dir: &Path, wanted: &[&str]) -> Result<Vec<(String, Vec<u8>)>> {
+    let mut files = BTreeMap::new();
+    find_modules(dir, &mut files)?;
+    let mut order = Vec::new();
+    for name in wanted {
+        append(name, &files, &mut Vec::new(), &mut order)?;
+    }
+    Ok(order)
+}
+
+/// Appends a module after what it needs. `waiting` are those that need it.
+fn append(
+    name: &str,
+    files: &BTreeMap<String, PathBuf>,
+    waiting: &mut Vec<String>,
+    order: &mut Vec<(String, Vec<u8>)>,
+) -> Result<()> {
+    if order.iter().any(|(there, _)| there == name) {
+        return Ok(());
+    }
+    if waiting.iter().any(|other| other == name) {
+        bail!("the kernel's modules need each other in a circle: {name}");
+    }
+    let path = files
+        .get(name)
+        .with_context(|| format!("the kernel has no module {name}"))?;
+    let content = read(path)?;
+    waiting.push(name.to_owned());
+    for needed in needs(&content) {
+        append(&needed, files, waiting, order)?;
+    }
+    waiting.pop();
+    order.push((name.to_owned(), content));
+    Ok(())
+}
+
+/// Every module below a directory, by its name as the kernel spells it.
+fn find_modules(dir: &Path, files: &mut BTreeMap<String, PathBuf>) -> Result<()> {
+    let entries =
+        std::fs::read_dir(dir).with_context(|| format!("failed to read {}", dir.display()))?;
+    for path in entries.flatten().map(|entry| entry.path()) {
+        if path.is_dir() {
+            find_modules(&path, files)?;
+        } else if path.extension().is_some_and(|kind| kind == "ko") {
+            let name = path.file_stem().unwrap_or_default().to_string_lossy();
+            files.insert(name.replace('-', "_"), path);
+        }
+    }
+    Ok(())
+}
+
+/// What a module says that it needs: `depends=a,b`, among the words of its description.
+fn needs(module: &[u8]) -> Vec<String> {
+    let words = module.split(|&byte| byte == 0);
+    let depends = words.filter_map(|word| word.strip_prefix(b"depends="));
+    depends
+        .flat_map(|names| names.split(|&byte| byte == b','))
+        .filter(|name| !name.is_empty())
+        .map(|name| String::from_utf8_lossy(name).replace('-', "_"))
+        .collect()
 }
 
 /// The one entry of a directory whose name begins so: its version is not known beforehand.
@@ -463,6 +513,32 @@ mod tests {
         ] {
             assert!(xml.contains(part), "{part} is missing in {xml}");
         }
+    }
+
+    #[test]
+    fn modules_come_after_what_they_need() {
+        let dir = tempfile::tempdir().unwrap();
+        let module = |path: &str, needs: &str| {
+            let path = dir.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, format!("code\0license=GPL\0depends={needs}\0")).unwrap();
+        };
+        module("net/virtio_net.ko", "net-failover,virtio,virtio_ring");
+        module("net/net-failover.ko", "");
+        module("virtio/virtio.ko", "virtio_ring");
+        module("virtio/virtio_ring.ko", "");
+        let names = |wanted| -> Vec<String> {
+            let order = in_order(dir.path(), wanted).unwrap();
+            order.into_iter().map(|(name, _)| name).collect()
+        };
+        assert_eq!(names(&["virtio"]), ["virtio_ring", "virtio"]);
+        let all = ["net_failover", "virtio_ring", "virtio", "virtio_net"];
+        assert_eq!(names(&["virtio_net", "virtio"]), all);
+        module("virtio/virtio_ring.ko", "virtio");
+        let circle = in_order(dir.path(), &["virtio_net"]).unwrap_err();
+        assert!(circle.to_string().contains("in a circle"), "{circle}");
+        let missing = in_order(dir.path(), &["vsock"]).unwrap_err();
+        assert!(missing.to_string().contains("no module vsock"), "{missing}");
     }
 
     #[test]

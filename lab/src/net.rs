@@ -95,6 +95,11 @@ impl Block {
         format!("10.{}.0.0/24", self.octet + 7)
     }
 
+    /// The network of the virtual machines that hypervisors are tried out with.
+    pub fn test_tenant(self) -> String {
+        format!("10.{}.1.0/24", self.octet + 7)
+    }
+
     /// The whole range in CIDR notation.
     pub fn range(self) -> String {
         format!("{}/13", self.first())
@@ -179,13 +184,13 @@ pub struct NodeLink {
     pub cables: Vec<Cable>,
 }
 
-/// How the pods of a cluster's nodes reach each other.
+/// How the pods of a cluster's nodes reach each other, and the machines beside the nodes.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct PodRoutes {
     /// The cluster's addresses.
     pub subnets: Subnets,
-    /// The node's number, from 1.
-    pub index: u8,
+    /// The node's number, from 1; none for a machine that has no pods of its own.
+    pub own: Option<u8>,
     /// How many nodes the cluster has.
     pub count: u8,
 }
@@ -247,16 +252,18 @@ impl NodeLink {
         ];
         if let Some(PodRoutes {
             subnets,
-            index,
+            own,
             count,
         }) = &self.pods
         {
-            // The machine itself reaches pods too: webhooks, tests.
-            let pods = subnets.pods_of(*index);
-            outside.push(format!("route replace {pods} via {address}"));
-            // Only for the look-up: kube-proxy rewrites the address.
-            inside.push(format!("route add {} dev eth0", subnets.services()));
-            for other in (1..=*count).filter(|other| other != index) {
+            if let Some(index) = *own {
+                // The machine itself reaches pods too: webhooks, tests.
+                let pods = subnets.pods_of(index);
+                outside.push(format!("route replace {pods} via {address}"));
+                // Only for the look-up: kube-proxy rewrites the address.
+                inside.push(format!("route add {} dev eth0", subnets.services()));
+            }
+            for other in (1..=*count).filter(|other| Some(*other) != *own) {
                 let (pods, via) = (subnets.pods_of(other), subnets.node(other));
                 inside.push(format!("route add {pods} via {via}"));
             }
@@ -301,9 +308,10 @@ impl NodeLink {
     /// Pulls or reconnects the cable to the bridge.
     pub async fn set_carrier(&self, connected: bool) -> Result<()> {
         run("ip", ["link", "set", &self.link, state(connected)]).await?;
-        if let Some(pods) = self.pods.as_ref().filter(|_| connected) {
+        let own = self.pods.as_ref().and_then(|pods| Some((pods, pods.own?)));
+        if let Some((pods, index)) = own.filter(|_| connected) {
             // The kernel dropped the route with the link.
-            let (pods, node) = (pods.subnets.pods_of(pods.index), self.address.to_string());
+            let (pods, node) = (pods.subnets.pods_of(index), self.address.to_string());
             run("ip", ["route", "replace", &pods, "via", &node]).await?;
         }
         Ok(())
@@ -406,6 +414,7 @@ mod tests {
             Ipv4Addr::from(u32::from(block.tunnel(0)) & 0xffff_ff00),
             block.tenant()
         ));
+        seen.extend(parse_routes(&block.test_tenant()));
         assert!(seen.iter().all(|&r| overlaps(r, (block.first(), 13))));
         for index in 0..5 {
             let subnets = block.cluster(index);

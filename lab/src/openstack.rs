@@ -22,6 +22,7 @@ use crate::access::Access;
 use crate::cache;
 use crate::command::{Run, run};
 use crate::guests::{Guests, LINUX_COMMAND_LINE};
+use crate::net::Block;
 use crate::node::files::Layer;
 use crate::node::ovn::{northbound, southbound};
 use crate::paths::{Paths, make_dir, remove_tree};
@@ -41,21 +42,32 @@ pub fn access(site: &Site) -> Access {
     Access::admin(format!("http://{}:5000/v3", site.openstack))
 }
 
-/// The program in a control plane's machine that makes the tenant network and waits until the
+/// The availability zone, and the aggregate that makes it. It has no hosts at the start: who takes
+/// hypervisors into service adds them.
+pub const ZONE: &str = "lab-a";
+
+/// The program in a control plane's machine that makes the tenant networks and waits until the
 /// given number of hypervisors can take servers.
-pub fn ready_command(hypervisors: usize, tenant: &str, deadline: Duration) -> Vec<String> {
-    let count = hypervisors.to_string();
-    python(
-        "ready.py",
-        &[&count, tenant, &deadline.as_secs().to_string()],
-    )
+pub fn ready_command(hypervisors: usize, block: Block, deadline: Duration) -> Vec<String> {
+    let (count, seconds) = (hypervisors.to_string(), deadline.as_secs().to_string());
+    let networks = [block.tenant(), block.test_tenant()];
+    let [tenant, test] = &networks;
+    python("ready.py", &[&count, tenant, test, &seconds])
 }
 
 /// The program in a control plane's machine that boots servers `vm1`, `vm2` and so on, in turns on
-/// all hypervisors, and waits until their guests have addresses.
+/// all hypervisors that are enabled, and waits until their guests have addresses.
 pub fn boot_command(servers: u8, deadline: Duration) -> Vec<String> {
     let count = servers.to_string();
     python("boot.py", &[&count, &deadline.as_secs().to_string()])
+}
+
+/// The program in a control plane's machine that waits until so many hypervisors are enabled in
+/// [`ZONE`] and take anybody's servers.
+pub fn in_service_command(hypervisors: usize, deadline: Duration) -> Vec<String> {
+    let count = hypervisors.to_string();
+    let seconds = deadline.as_secs().to_string();
+    python("in_service.py", &[&count, ZONE, &seconds])
 }
 
 fn python(program: &str, arguments: &[&str]) -> Vec<String> {
@@ -105,6 +117,7 @@ const CONTROL_PLANE: &[File] = &[
     file!("etc/systemd/system/mariadb.service.d/lab.conf"),
     file!("etc/systemd/system/rabbitmq-server.service.d/lab.conf"),
     file!("opt/cobalt/boot.py"),
+    file!("opt/cobalt/in_service.py"),
     file!("opt/cobalt/ready.py"),
 ];
 

@@ -73,7 +73,7 @@ pub struct Machine {
     pub flavour: Flavour,
     /// How many NUMA cells it shows; 0: those of the machine below.
     pub numa_cells: u8,
-    /// Kubernetes' routes.
+    /// Kubernetes' routes; also of a machine beside the nodes.
     pub pods: Option<PodRoutes>,
     /// Cables to other machines.
     pub cables: Vec<Cable>,
@@ -128,7 +128,7 @@ impl Plan {
                     machine.cluster = Some(cluster.role);
                     machine.pods = Some(PodRoutes {
                         subnets,
-                        index,
+                        own: Some(index),
                         count: cluster.nodes,
                     });
                 }
@@ -158,6 +158,14 @@ impl Plan {
                 }
                 machines.push(switch);
             }
+        }
+        // Pods talk to the machines beside the nodes, too.
+        let pods = machines.iter().find_map(|machine| {
+            let pods = machine.pods.clone();
+            pods.filter(|_| machine.cluster == Some(REGION))
+        });
+        for machine in machines.iter_mut().filter(|m| m.cluster.is_none()) {
+            machine.pods = pods.clone().map(|pods| PodRoutes { own: None, ..pods });
         }
         Self { block, machines }
     }
@@ -313,6 +321,19 @@ mod tests {
         names.sort();
         names.dedup();
         assert_eq!(names.len(), all);
+    }
+
+    #[test]
+    fn machines_beside_the_nodes_know_the_way_to_all_pods() {
+        let plan = region(2);
+        for machine in &plan.machines {
+            let pods = machine.pods.as_ref().unwrap();
+            let own = machine.cluster.map(|_| machine.index);
+            assert_eq!((pods.own, pods.count), (own, 2), "{}", machine.name);
+        }
+        let plain = LabConfig::with_hypervisors("plain", &[Flavour::Bookworm]);
+        let plain = Plan::new(&plain, "0a1f", plan.block);
+        assert!(plain.machines.iter().all(|machine| machine.pods.is_none()));
     }
 
     #[test]

@@ -16,23 +16,37 @@ use serde_json::{Value, json};
 const COMPUTE: &str = "compute 2.94";
 
 pub struct Cloud {
+    /// The id of the project.
+    pub project: String,
     token: String,
-    endpoints: BTreeMap<String, String>,
+    /// URLs by the types of services.
+    pub endpoints: BTreeMap<String, String>,
 }
 
 impl Cloud {
     pub async fn login(access: &Access) -> Self {
+        Self::login_to(access, &access.project, &access.domain).await
+    }
+
+    /// The administrator in the project that hypervisors are tried out with.
+    pub async fn login_to_tests(access: &Access) -> Self {
+        Self::login_to(access, "test", "cc3test").await
+    }
+
+    async fn login_to(access: &Access, project: &str, project_domain: &str) -> Self {
         let mut cloud = Self {
+            project: String::new(),
             token: String::new(),
             endpoints: BTreeMap::new(),
         };
-        let domain = json!({ "name": access.domain });
         let user = json!({
-            "name": access.username, "password": access.password, "domain": domain,
+            "name": access.username, "password": access.password,
+            "domain": { "name": access.domain },
         });
+        let project = json!({ "name": project, "domain": { "name": project_domain } });
         let body = json!({ "auth": {
             "identity": { "methods": ["password"], "password": { "user": user } },
-            "scope": { "project": { "name": access.project, "domain": domain } },
+            "scope": { "project": project },
         }});
         let url = format!("{}/auth/tokens", access.auth_url);
         let (headers, answer) = cloud.send("POST", &url, Some(body)).await.unwrap();
@@ -40,6 +54,8 @@ impl Cloud {
             .to_str()
             .unwrap()
             .clone_into(&mut cloud.token);
+        let project = answer["token"]["project"]["id"].as_str();
+        project.unwrap().clone_into(&mut cloud.project);
         for service in answer["token"]["catalog"].as_array().unwrap() {
             let endpoints = service["endpoints"].as_array().unwrap();
             let public = endpoints.iter().find(|e| e["interface"] == "public");
@@ -100,23 +116,114 @@ impl Cloud {
     pub async fn boot(&self, name: &str, host: &str) -> String {
         let image = self.get("image", "/v2/images?name=lab-linux").await;
         let network = self.get("network", "/v2.0/networks?name=lab").await;
-        let server = json!({ "server": {
+        self.create(json!({
             "name": name,
             "host": host,
             "imageRef": image["images"][0]["id"],
             "flavorRef": "m1.lab",
             "networks": [{ "uuid": network["networks"][0]["id"] }],
-        }});
-        let answer = self.call("POST", "compute", "/servers", Some(server)).await;
+        }))
+        .await
+    }
+
+    /// Boots a server on a host as those do who try hypervisors out; returns its id at once.
+    pub async fn boot_test(&self, name: &str, host: &str) -> String {
+        let image = self.get("image", "/v2/images?name=cirros-kvm").await;
+        let network = self.get("network", "/v2.0/networks?name=test").await;
+        self.create(json!({
+            "name": name,
+            "host": host,
+            "imageRef": image["images"][0]["id"],
+            "flavorRef": "1",
+            "networks": [{ "uuid": network["networks"][0]["id"] }],
+        }))
+        .await
+    }
+
+    async fn create(&self, server: Value) -> String {
+        let body = Some(json!({ "server": server }));
+        let answer = self.call("POST", "compute", "/servers", body).await;
         answer["server"]["id"].as_str().unwrap().to_owned()
+    }
+
+    /// Puts a host into an aggregate (`add_host`) or takes it out (`remove_host`).
+    pub async fn aggregate(&self, name: &str, action: &str, host: &str) {
+        let all = self.get("compute", "/os-aggregates").await;
+        let mut all = all["aggregates"].as_array().unwrap().iter();
+        let found = all.find(|aggregate| aggregate["name"] == name).unwrap();
+        let path = format!("/os-aggregates/{}/action", found["id"]);
+        let body = json!({ action: { "host": host } });
+        self.call("POST", "compute", &path, Some(body)).await;
+    }
+
+    /// Tries a host out as an operator does: it is in the zone and reserved for the project of
+    /// tests, whose server boots there, says its name, and moves to a peer of the zone. Nobody
+    /// else's gets there until the host is released.
+    pub async fn try_out(&self, tests: &Self, host: &str, peer: &str) {
+        let own = format!("/v2.0/networks?project_id={}&shared=false", tests.project);
+        let own = tests.get("network", &own).await;
+        assert_eq!(own["networks"][0]["name"], "test", "{own}");
+        for host in [host, peer] {
+            self.aggregate("lab-a", "add_host", host).await;
+        }
+        self.aggregate("tenant_filter_tests", "add_host", host)
+            .await;
+        let name = format!("trial--{host}-1");
+        let id = tests.boot_test(&name, host).await;
+        assert_eq!(tests.active(&id).await.host, host);
+        until("its last words have its name", || async {
+            let console = tests.console_end(&id, json!(11)).await;
+            console.contains(&name).then_some(())
+        })
+        .await;
+        let alien = self.boot_test("alien", host).await;
+        let refusal = self.refused(&alien).await;
+        assert!(refusal.contains("No valid host"), "{refusal}");
+        self.delete(&alien).await;
+
+        let migrate = json!({ "os-migrateLive": { "host": peer, "block_migration": "auto" }});
+        tests.action(&id, migrate).await;
+        until("it has moved", || async {
+            let server = tests.server(&id).await;
+            (server.host == peer && server.status == "ACTIVE" && !server.busy).then_some(())
+        })
+        .await;
+        tests.delete(&id).await;
+        self.aggregate("tenant_filter_tests", "remove_host", host)
+            .await;
+        let native = self.boot_test("native", host).await;
+        assert_eq!(self.active(&native).await.host, host);
+        self.delete(&native).await;
+    }
+
+    /// Waits until Nova has given a server up; returns why.
+    pub async fn refused(&self, id: &str) -> String {
+        let refused = until(&format!("server {id} is in ERROR"), || async {
+            let server = self.server(id).await;
+            assert_ne!(server.status, "ACTIVE", "{server:?}");
+            (server.status == "ERROR").then_some(server)
+        })
+        .await;
+        refused.fault.unwrap_or_default()
+    }
+
+    /// Deletes a server and waits until it is gone.
+    pub async fn delete(&self, id: &str) {
+        let path = format!("/servers/{id}");
+        self.call("DELETE", "compute", &path, None).await;
+        until(&format!("server {id} is gone"), || async {
+            self.attempt("GET", "compute", &path, None).await.err()
+        })
+        .await;
     }
 
     pub async fn server(&self, id: &str) -> Server {
         let server = self.get("compute", &format!("/servers/{id}")).await;
         let server = &server["server"];
         let text = |key: &str| server[key].as_str().unwrap_or_default().to_owned();
-        let addresses = server["addresses"]["lab"].as_array();
-        let address = addresses.and_then(|all| all.first()?["addr"].as_str());
+        let networks = server["addresses"].as_object();
+        let first = networks.and_then(|networks| networks.values().next());
+        let address = first.and_then(|all| all[0]["addr"].as_str());
         Server {
             status: text("status"),
             host: text("OS-EXT-SRV-ATTR:host"),
@@ -144,8 +251,13 @@ impl Cloud {
     }
 
     pub async fn console(&self, id: &str) -> String {
+        self.console_end(id, json!(null)).await
+    }
+
+    /// The last lines of a server's console.
+    pub async fn console_end(&self, id: &str, lines: Value) -> String {
         let path = format!("/servers/{id}/action");
-        let action = json!({ "os-getConsoleOutput": {} });
+        let action = json!({ "os-getConsoleOutput": { "length": lines } });
         let answer = self.call("POST", "compute", &path, Some(action)).await;
         answer["output"].as_str().unwrap_or_default().to_owned()
     }

@@ -1,8 +1,8 @@
 //! The light OpenStack: real services, fake hypervisors, and knobs to break them with.
 
-use cobalt_lab::LabConfig;
 use cobalt_lab::control::Fault;
 use cobalt_lab::light::LightConfig;
+use cobalt_lab::{Lab, LabConfig};
 use serde_json::{Value, json};
 
 use crate::cloud::{Cloud, http, until};
@@ -27,8 +27,7 @@ impl Light {
 
     async fn boot(&self, name: &str, host: &str) -> String {
         let server = json!({ "server": {
-            "name": name, "host": host, "imageRef": "", "flavorRef": self.flavor().await,
-            "networks": "none",
+            "name": name, "host": host, "imageRef": "", "flavorRef": "1", "networks": "none",
             "block_device_mapping_v2": [{
                 "boot_index": 0, "source_type": "blank", "destination_type": "local",
                 "volume_size": 1, "delete_on_termination": true,
@@ -41,21 +40,6 @@ impl Light {
         let id = answer["server"]["id"].as_str().unwrap().to_owned();
         self.on(&id, host).await;
         id
-    }
-
-    async fn flavor(&self) -> String {
-        let flavors = self.cloud.get("compute", "/flavors").await;
-        if let Some(id) = flavors["flavors"][0]["id"].as_str() {
-            return id.to_owned();
-        }
-        let flavor = json!({ "flavor": {
-            "name": "small", "id": "small", "ram": 64, "vcpus": 1, "disk": 0,
-            "OS-FLV-EXT-DATA:ephemeral": 1,
-        }});
-        self.cloud
-            .call("POST", "compute", "/flavors", Some(flavor))
-            .await;
-        "small".into()
     }
 
     /// Waits until a server is ACTIVE on a host.
@@ -79,9 +63,9 @@ fn migrate(host: &str) -> Value {
     json!({ "os-migrateLive": { "host": host, "block_migration": "auto" }})
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn servers_move_fail_and_are_evacuated_on_fake_hypervisors() {
-    let mut config = LabConfig::empty("light");
+/// Three fake hypervisors, and the administrator in the project of tests.
+async fn three(name: &str) -> (Lab, Light, Cloud) {
+    let mut config = LabConfig::empty(name);
     config.light = Some(LightConfig::hosts(3));
     let lab = cobalt_lab::testing::lab(config).await.unwrap();
     let access = lab.status().await.unwrap().access.unwrap();
@@ -89,6 +73,60 @@ async fn servers_move_fail_and_are_evacuated_on_fake_hypervisors() {
         cloud: Cloud::login(&access).await,
         control: access.control_url.clone().unwrap(),
     };
+    (lab, light, Cloud::login_to_tests(&access).await)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_under_test_boots_servers_of_the_test_project_only() {
+    let (lab, light, tests) = three("trial").await;
+    light.cloud.try_out(&tests, "hv1", "hv2").await;
+
+    // Everything that can go wrong with a trial, on one host alone.
+    light.knob("fail_spawn", json!(["hv1"])).await;
+    let fails = tests.boot_test("fails", "hv1").await;
+    tests.refused(&fails).await;
+    light.knob("fail_spawn", json!([])).await;
+
+    light.knob("hang_spawn", json!(["hv1"])).await;
+    let hangs = tests.boot_test("hangs", "hv1").await;
+    let resumes = tests.boot_test("resumes", "hv1").await;
+    tests
+        .active(&tests.boot_test("elsewhere", "hv2").await)
+        .await;
+    for id in [&hangs, &resumes] {
+        until("it is on its host", || async {
+            let server = tests.server(id).await;
+            assert_eq!(server.status, "BUILD");
+            (server.host == "hv1").then_some(())
+        })
+        .await;
+    }
+    tests.delete(&hangs).await;
+    light.knob("hang_spawn", json!([])).await;
+    tests.active(&resumes).await;
+
+    assert!(tests.console(&resumes).await.contains("resumes"));
+    light.knob("silent_console", json!(["hv1"])).await;
+    assert_eq!(tests.console(&resumes).await, "");
+
+    // Into the host, while the way out is fine.
+    light.knob("fail_live_migration_to", json!(["hv1"])).await;
+    tests.action(&resumes, migrate("hv2")).await;
+    light.on(&resumes, "hv2").await;
+    tests.action(&resumes, migrate("hv1")).await;
+    until("it failed", || async {
+        let path = format!("/os-migrations?instance_uuid={resumes}&status=failed");
+        let failed = light.cloud.get("compute", &path).await;
+        (failed["migrations"][0]["dest_compute"] == "hv1").then_some(())
+    })
+    .await;
+    light.on(&resumes, "hv2").await;
+    lab.down().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn servers_move_fail_and_are_evacuated_on_fake_hypervisors() {
+    let (lab, light, _) = three("light").await;
     let cloud = &light.cloud;
     assert_eq!(cloud.hosts("up").await.len(), 3);
 

@@ -108,14 +108,19 @@ async fn lab(config: LabConfig) -> TestLab {
     lab
 }
 
-/// Starts labs side by side. All tests together stay below the kernel's limit of inotify instances
-/// per user, which also keeps them from crowding two cores. A test takes its share at once: who
-/// holds one and waits for another could wait for ever.
-async fn labs<const N: usize>(configs: [LabConfig; N]) -> [TestLab; N] {
+/// A share of the machine for labs. All tests together stay below the kernel's limit of inotify
+/// instances per user, which also keeps them from crowding two cores. A test takes its share at
+/// once: who holds one and waits for another could wait for ever.
+async fn share(configs: &[LabConfig]) -> Arc<SemaphorePermit<'static>> {
     static SHARES: Semaphore = Semaphore::const_new(100);
     let needs = configs.iter().map(cobalt_lab::setup::inotify_needs);
     let share = u32::try_from(needs.sum::<usize>()).unwrap();
-    let share = Arc::new(SHARES.acquire_many(share).await.unwrap());
+    Arc::new(SHARES.acquire_many(share).await.unwrap())
+}
+
+/// Starts labs side by side.
+async fn labs<const N: usize>(configs: [LabConfig; N]) -> [TestLab; N] {
+    let share = share(&configs).await;
     let starting = configs.map(cobalt_lab::testing::lab);
     let started = futures::future::join_all(starting).await;
     let labs: Vec<TestLab> = started

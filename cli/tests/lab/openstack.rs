@@ -1,16 +1,19 @@
 //! A whole region: Kubernetes, hypervisors, OVN and OpenStack, and servers that live through
 //! what happens to it.
 
-use cobalt_lab::LabConfig;
+use cobalt_lab::access::Access;
 use cobalt_lab::config::OpenStackConfig;
 use cobalt_lab::control::Fault;
 use cobalt_lab::node::Power;
-use cobalt_lab::plan::Flavour;
+use cobalt_lab::paths::Paths;
+use cobalt_lab::plan::{Flavour, REGION};
 use cobalt_lab::report::Report;
+use cobalt_lab::{Lab, LabConfig};
+use k8s_openapi::api::core::v1::Secret;
 use serde_json::json;
 
 use crate::cloud::{Cloud, until};
-use crate::{TestLab, kubectl, lab};
+use crate::{TestLab, kubectl, lab, share};
 
 impl TestLab {
     /// A foot in the tenant network: a port on hv3 with a namespace behind it.
@@ -72,6 +75,9 @@ async fn servers_boot_move_and_survive_in_a_region() {
     let access = lab.status().await.unwrap().access.unwrap();
     let cloud = Cloud::login(&access).await;
     assert_eq!(cloud.hosts("up").await.len(), 3);
+    pods_reach(&lab, &access, &cloud);
+    let tests = Cloud::login_to_tests(&access).await;
+    cloud.try_out(&tests, "hv3", "hv2").await;
 
     // Two servers on two hosts; each has its address from OVN's DHCP and is reached by Geneve.
     let (one, two) = (
@@ -192,6 +198,38 @@ async fn servers_boot_move_and_survive_in_a_region() {
     lab.down().await.unwrap();
 }
 
+/// Pods find the way into OpenStack in a Secret, and it is one for them.
+fn pods_reach(lab: &Lab, access: &Access, cloud: &Cloud) {
+    let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/lab/probe.yaml");
+    kubectl(lab, &["apply", "-f", manifest]);
+    let pod = |arguments: &[&str]| {
+        let namespaced = [&["--namespace=cobalt-system"], arguments].concat();
+        kubectl(lab, &namespaced)
+    };
+    pod(&[
+        "wait",
+        "--for=condition=Ready",
+        "pod/probe",
+        "--timeout=120s",
+    ]);
+    let variables = pod(&["exec", "probe", "--", "env"]);
+    let has = |name: &str, value: &str| {
+        let line = format!("{name}={value}");
+        variables.lines().any(|variable| variable == line)
+    };
+    assert!(has("OS_AUTH_URL", &access.auth_url), "{variables}");
+    assert!(has("OS_PASSWORD", &access.password), "{variables}");
+    assert!(!variables.contains("COBALT_"), "{variables}");
+    for url in cloud.endpoints.values() {
+        let place = url.trim_start_matches("http://").split('/').next().unwrap();
+        let place = place.replace(':', " ");
+        let ask = format!("printf 'GET / HTTP/1.0\\r\\n\\r\\n' | nc -w 20 {place} | head -n 1");
+        let answer = pod(&["exec", "probe", "--", "sh", "-c", &ask]);
+        assert!(answer.starts_with("HTTP/1."), "{url}: {answer}");
+    }
+    pod(&["delete", "pod", "probe"]);
+}
+
 /// Waits until Nova sees all three hosts, and has just seen them.
 async fn all_up(cloud: &Cloud) {
     let begun = cloud
@@ -213,6 +251,70 @@ async fn all_up(cloud: &Cloud) {
         (fresh && cloud.hosts("up").await.len() == 3).then_some(())
     })
     .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn servers_wait_until_somebody_takes_hypervisors_into_service() {
+    let share = share(&[LabConfig::region("charts", 1)]).await;
+    let temporary = tempfile::tempdir().unwrap();
+    // Does nothing: the test itself is the operator.
+    let chart = temporary.path().join("hypervisor-operator");
+    std::fs::create_dir(&chart).unwrap();
+    std::fs::write(
+        chart.join("Chart.yaml"),
+        "apiVersion: v2\nname: hypervisor-operator\nversion: 0.1.0\n",
+    )
+    .unwrap();
+    let name = format!("charts-{}", std::process::id());
+    let up = tokio::process::Command::new(env!("CARGO_BIN_EXE_cobalt"))
+        .args(["lab", "up", "--name", &name, "--nodes=1", "--servers=1"])
+        .arg("--with=kube,hypervisors,openstack")
+        .args(["--chart".as_ref(), chart.as_os_str()])
+        .stderr(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::null())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    // However this ends, the lab goes with it.
+    let paths = Paths::from_env().unwrap();
+    let lab = until("the lab is there", || async {
+        Lab::find(&paths, &name).ok()
+    })
+    .await;
+    let lab = TestLab { lab, _share: share };
+    let access = until("OpenStack is there", || async {
+        lab.status().await.ok()?.access
+    })
+    .await;
+    let cloud = Cloud::login(&access).await;
+    until("the chart is installed", || async {
+        let secrets = lab.client(REGION).await.ok()?;
+        let secrets: kube::Api<Secret> = kube::Api::namespaced(secrets, "cobalt-system");
+        secrets
+            .get("sh.helm.release.v1.hypervisor-operator.v1")
+            .await
+            .ok()
+    })
+    .await;
+    // Under test: enabled and in the zone, and still not for everybody.
+    for aggregate in ["tenant_filter_tests", "lab-a"] {
+        cloud.aggregate(aggregate, "add_host", "hv1").await;
+    }
+    let servers = cloud.get("compute", "/servers").await;
+    assert_eq!(servers["servers"], json!([]));
+    cloud
+        .aggregate("tenant_filter_tests", "remove_host", "hv1")
+        .await;
+    let output = up.wait_with_output().await.unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    assert!(
+        said.contains("until 1 hypervisors are enabled in lab-a"),
+        "{said}"
+    );
+    let servers = cloud.get("compute", "/servers").await;
+    assert_eq!(servers["servers"][0]["name"], "vm1");
+    lab.down().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import threading
+import uuid
 
 with open(sys.argv[1]) as file:
     SETTINGS = json.load(file)
@@ -14,6 +15,13 @@ with open(sys.argv[1]) as file:
 DIR = SETTINGS['dir']
 PORTS = SETTINGS['ports']
 ETC = os.path.join(DIR, 'etc')
+
+# Where hypervisors are tried out: the project, and the aggregate that only it gets servers on. The
+# id is the same in every process and every lab.
+TEST_DOMAIN, TEST_PROJECT = 'cc3test', 'test'
+TEST_PROJECT_ID = uuid.uuid5(uuid.NAMESPACE_DNS, f'{TEST_PROJECT}.{TEST_DOMAIN}').hex
+TEST_AGGREGATE = 'tenant_filter_tests'
+ZONE = 'lab-a'
 
 sys.path.insert(0, SETTINGS['packages'])
 for service in ('KEYSTONE', 'PLACEMENT', 'NOVA'):

@@ -98,6 +98,11 @@ def nova():
         # Costs time and only checks Nova against itself.
         'api': {'response_validation': 'ignore'},
         'wsgi': {'api_paste_config': paste},
+        # Nova's own list, and the one that keeps other projects away from hosts under test.
+        'filter_scheduler': {'enabled_filters': (
+            'ComputeFilter,ComputeCapabilitiesFilter,ImagePropertiesFilter,'
+            'ServerGroupAntiAffinityFilter,ServerGroupAffinityFilter,'
+            'AggregateMultiTenancyIsolation')},
         'api_database': sql('nova_api'),
         'database': sql('nova'),
         'oslo_concurrency': {'lock_path': os.path.join(state, 'locks')},

@@ -7,7 +7,7 @@ import uuid
 
 import nova.virt
 from nova import context, exception, objects
-from nova.compute import power_state
+from nova.compute import power_state, task_states
 from nova.virt import fake
 
 # Changed by the control port.
@@ -16,10 +16,17 @@ KNOBS = {
     'live_migration_seconds': 0.0,
     # Servers, or source hosts, whose live migration fails at its end.
     'fail_live_migration': [],
+    # Target hosts where every live migration fails at its end.
+    'fail_live_migration_to': [],
     # Servers, or source hosts, whose live migration cannot be aborted.
     'refuse_abort': [],
     # Servers, or hosts, where a start of a guest (create, evacuate, cold migrate) fails.
     'fail_spawn': [],
+    # Servers, or hosts, where a start of a guest does not end: the server stays in BUILD until the
+    # knob is turned back or the server is to be deleted.
+    'hang_spawn': [],
+    # Servers, or hosts, whose guests write nothing to their consoles.
+    'silent_console': [],
 }
 
 # host -> {server: guest}. They belong to the host and not to its service, which may be stopped.
@@ -63,6 +70,7 @@ class Driver(fake.FakeDriver):
         super().init_host(host)
         self.instances = GUESTS.setdefault(host, {})
         self.migrations = {}
+        self.dead = threading.Event()
         DRIVERS[host] = self
 
     @staticmethod
@@ -83,11 +91,28 @@ class Driver(fake.FakeDriver):
         return instance.uuid in KNOBS[knob] or self._host in KNOBS[knob]
 
     def spawn(self, context, instance, *args, **kwargs):
+        self.hang(context, instance)
         if self.chosen('fail_spawn', instance):
             raise exception.InstanceDeployFailure(reason=f'asked to fail on {self._host}')
         super().spawn(context, instance, *args, **kwargs)
         for watcher in WATCHERS:
             watcher(self._host, instance.uuid)
+
+    def hang(self, context, instance):
+        # The delete itself waits for this start, so it cannot tell.
+        while self.chosen('hang_spawn', instance):
+            task = objects.Instance.get_by_uuid(context, instance.uuid).task_state
+            if task == task_states.DELETING:
+                raise exception.UnexpectedDeletingTaskStateError(
+                    instance_uuid=instance.uuid, expected='spawning', actual=task)
+            if self.dead.wait(0.2):
+                raise exception.InstanceDeployFailure(reason=f'{self._host} died')
+
+    def get_console_output(self, context, instance):
+        if self.chosen('silent_console', instance):
+            return ''
+        # As a real guest that got its name from Nova: the last thing is where one logs in.
+        return f'fake guest on {self._host}\n\n{instance.hostname} login: '
 
     def live_migration(self, context, instance, dest, post_method, recover_method,
                        block_migration=False, migrate_data=None):
@@ -99,7 +124,8 @@ class Driver(fake.FakeDriver):
             return
         if migration.end == 'aborted':
             recover_method(context, instance, dest, migrate_data, migration_status='cancelled')
-        elif self.chosen('fail_live_migration', instance):
+        elif (self.chosen('fail_live_migration', instance)
+              or dest in KNOBS['fail_live_migration_to']):
             recover_method(context, instance, dest, migrate_data)
         else:
             post_method(context, instance, dest, block_migration, migrate_data)
@@ -118,6 +144,7 @@ class Driver(fake.FakeDriver):
         self.destroy(context, instance, None, block_device_info)
 
     def die(self):
+        self.dead.set()
         for migration in list(self.migrations.values()):
             migration.finish('dead')
 

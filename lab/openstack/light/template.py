@@ -8,7 +8,8 @@ import sys
 import uuid
 
 import configuration
-from common import ETC, SETTINGS, database, database_url
+from common import (ETC, SETTINGS, TEST_AGGREGATE, TEST_DOMAIN, TEST_PROJECT, TEST_PROJECT_ID, ZONE,
+                    database, database_url)
 
 REGION = SETTINGS['region']
 
@@ -77,6 +78,14 @@ def keystone():
             'password': SETTINGS['servicePassword']})
         for role in (admin.admin_role_id, admin.service_role_id):
             api.assignment_api.add_role_to_user_and_project(user['id'], project, role)
+    domain = uuid.uuid4().hex
+    api.resource_api.create_domain(domain, {
+        'id': domain, 'name': TEST_DOMAIN, 'enabled': True, 'description': ''})
+    api.resource_api.create_project(TEST_PROJECT_ID, {
+        'id': TEST_PROJECT_ID, 'name': TEST_PROJECT, 'domain_id': domain, 'enabled': True,
+        'description': ''})
+    api.assignment_api.add_role_to_user_and_project(
+        admin.admin_user_id, TEST_PROJECT_ID, admin.admin_role_id)
     for kind, name, tail in (('compute', 'nova', '/v2.1'), ('placement', 'placement', ''),
                              ('network', 'network-stub', ''), ('image', 'image-stub', '')):
         service = uuid.uuid4().hex
@@ -105,7 +114,7 @@ def nova():
     create('nova_api', 'nova_cell0', 'nova')
     from nova import monkey_patch
     monkey_patch.patch(backend='threading')
-    from nova import config, objects
+    from nova import config, context, objects
     from nova.cmd import manage
 
     config.parse_args(['nova-manage', '--config-file', ETC + '/nova.conf'])
@@ -116,6 +125,15 @@ def nova():
     manage.DbCommands().sync()
     cells.create_cell(
         name='cell1', database_connection=database_url('nova'), transport_url='fake:///')
+    admin = context.get_admin_context()
+    # Room for a disk of its own, for servers without an image.
+    objects.Flavor(
+        admin, name='m1.tiny', flavorid='1', memory_mb=128, vcpus=1, root_gb=0, ephemeral_gb=1,
+        swap=0, rxtx_factor=1.0, vcpu_weight=0, disabled=False, is_public=True, extra_specs={},
+        projects=[]).create()
+    for name, metadata in ((ZONE, {'availability_zone': ZONE}),
+                           (TEST_AGGREGATE, {'filter_tenant_id': TEST_PROJECT_ID})):
+        objects.Aggregate(admin, name=name, metadata=metadata).create()
     close('nova_api', 'nova_cell0', 'nova')
 
 

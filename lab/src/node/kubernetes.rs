@@ -7,9 +7,11 @@ use serde_json::json;
 
 use super::NodeSpec;
 use super::files::Layer;
+use crate::access::REGION;
 use crate::cluster::{Cluster, NODE_GRACE_SECONDS};
 use crate::images::PAUSE;
 use crate::net::PodRoutes;
+use crate::openstack::ZONE;
 use crate::plan::Kind;
 
 /// Where nodes find the Kubernetes programs.
@@ -25,6 +27,11 @@ pub fn write(layer: &Layer, spec: &NodeSpec, cluster: &Cluster, registry: &str) 
         .pods
         .as_ref()
         .context("a node of Kubernetes without pods")?;
+    let own_pods = routes.subnets.pods_of(
+        routes
+            .own
+            .context("a node of Kubernetes without a number")?,
+    );
     let address = spec.link.address;
     let identity = cluster.pki.node(&spec.name, address.into())?;
     let proxy = cluster.pki.client("system:kube-proxy", "")?;
@@ -42,7 +49,7 @@ pub fn write(layer: &Layer, spec: &NodeSpec, cluster: &Cluster, registry: &str) 
     )?;
     layer.put("etc/kubernetes/kubelet.json", &kubelet(routes, address))?;
     layer.put("etc/kubernetes/proxy.json", &kube_proxy(spec, routes))?;
-    layer.put("etc/cni/net.d/10-lab.conflist", &cni(routes))?;
+    layer.put("etc/cni/net.d/10-lab.conflist", &cni(&own_pods))?;
     layer.put("etc/containerd/config.toml", &containerd())?;
     // Every registry is the lab's own, so charts keep their image names.
     layer.put(
@@ -115,7 +122,7 @@ fn kube_proxy(spec: &NodeSpec, routes: &PodRoutes) -> String {
     .to_string()
 }
 
-fn cni(routes: &PodRoutes) -> String {
+fn cni(pods: &str) -> String {
     json!({
         "cniVersion": "0.4.0",
         "name": "lab",
@@ -125,7 +132,7 @@ fn cni(routes: &PodRoutes) -> String {
                 "ipMasq": false, "mtu": 1500,
                 "ipam": {
                     "type": "host-local",
-                    "ranges": [[{ "subnet": routes.subnets.pods_of(routes.index) }]],
+                    "ranges": [[{ "subnet": pods }]],
                     "routes": [{ "dst": "0.0.0.0/0" }],
                 },
             },
@@ -157,10 +164,9 @@ oom_score = 0
 
 fn kubelet_unit(spec: &NodeSpec, address: Ipv4Addr) -> String {
     let name = &spec.name;
-    // As whoever provisions machines does; components find hypervisors by it.
     let labels = match spec.kind {
-        Kind::Hypervisor => " --node-labels=nova.openstack.cloud.sap/virt-driver=libvirt",
-        _ => "",
+        Kind::Hypervisor => format!(" --node-labels={}", hypervisor_labels()),
+        _ => String::new(),
     };
     format!(
         "[Unit]\nDescription=kubelet\nWants=containerd.service\nAfter=containerd.service\n\
@@ -172,6 +178,20 @@ fn kubelet_unit(spec: &NodeSpec, address: Ipv4Addr) -> String {
          Restart=always\nRestartSec=1\nKillMode=process\n\
          [Install]\nWantedBy=multi-user.target\n"
     )
+}
+
+/// As whoever provisions machines gives them: components find hypervisors by the first, the second
+/// lets them be taken into service, and the rest say where they are.
+fn hypervisor_labels() -> String {
+    let labels = [
+        ("nova.openstack.cloud.sap/virt-driver", "libvirt"),
+        ("cobaltcore.cloud.sap/node-hypervisor-lifecycle", "true"),
+        ("topology.kubernetes.io/zone", ZONE),
+        ("topology.kubernetes.io/region", REGION),
+    ];
+    labels
+        .map(|(key, value)| format!("{key}={value}"))
+        .join(",")
 }
 
 const KUBE_PROXY_UNIT: &str = "[Unit]\nDescription=kube-proxy\nStartLimitIntervalSec=0\n\

@@ -4,6 +4,8 @@
 //! addresses, bridges ─┬─ control planes of Kubernetes ── their nodes ── DNS ─┐
 //!                     ├─ OVN's databases, switch ────────────────────────────┼─ OpenStack ready
 //!                     └─ OpenStack's machine, hypervisors without Kubernetes ┘  ── servers, BMCs
+//!
+//! Servers wait for the charts instead when charts are installed: see `cli`.
 //! ```
 
 use std::collections::BTreeSet;
@@ -18,6 +20,7 @@ use kube::runtime::{WatchStreamExt, watcher};
 use tokio::task::JoinSet;
 
 use super::Supervisor;
+use crate::access::Access;
 use crate::cgroup::Layout;
 use crate::cluster::{Cluster, ClusterConfig, Role, Site};
 use crate::config::{LabConfig, Record, read_json};
@@ -27,7 +30,7 @@ use crate::node::{Node, NodeSpec, Power, hypervisor, kubernetes, new_uuid, ovn};
 use crate::paths::make_dir;
 use crate::pki::{Authority, write_private};
 use crate::plan::{Bind, Flavour, Kind, Machine, OPENSTACK, Plan, REGION, bridge};
-use crate::{bmc, command, dns, firewall, light, openstack, played, registry};
+use crate::{bmc, charts, command, dns, firewall, light, openstack, played, registry};
 
 /// What all machines of a lab must agree on.
 pub(super) struct Blueprint {
@@ -424,7 +427,7 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Waits for hypervisors to join, makes the tenant network, boots servers.
+    /// Waits for hypervisors to join, makes the tenant networks, boots servers.
     async fn finish_openstack(&self, plan: &Plan) -> Result<()> {
         let Some(site) = site(plan) else {
             return Ok(());
@@ -434,12 +437,16 @@ impl Supervisor {
         let control = self.node(OPENSTACK).await?;
         let step = self
             .report()
-            .step(format!("openstack: services, network, {hosts} hosts"));
+            .step(format!("openstack: services, networks, {hosts} hosts"));
         let deadline = command::patience(Duration::from_secs(180));
-        let command = openstack::ready_command(hosts, &plan.block.tenant(), deadline);
+        let command = openstack::ready_command(hosts, plan.block, deadline);
         control.run(&command, deadline).await?;
         step.done();
-        self.parts.lock().await.access = Some(openstack::access(&site));
+        let access = openstack::access(&site);
+        self.parts.lock().await.access = Some(access.clone());
+        if self.order.config.has_kubernetes() {
+            self.publish(&access).await?;
+        }
         if config.servers > 0 {
             let step = self
                 .report()
@@ -449,6 +456,21 @@ impl Supervisor {
             step.done();
         }
         Ok(())
+    }
+
+    /// Puts the way into OpenStack where components look for it.
+    async fn publish(&self, access: &Access) -> Result<()> {
+        let client = {
+            let parts = self.parts.lock().await;
+            match parts.clusters.get(&REGION) {
+                Some(cluster) => cluster.client().await?,
+                None => return Ok(()),
+            }
+        };
+        let deadline = command::patience(Duration::from_secs(30));
+        tokio::time::timeout(deadline, charts::publish(client, access))
+            .await
+            .context("the API server took no Secret within half a minute")?
     }
 
     async fn start_bmcs(&self) -> Result<()> {

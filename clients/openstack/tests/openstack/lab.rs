@@ -34,6 +34,9 @@ pub const HOSTS: [&str; 14] = [
     "mode-1",
 ];
 
+/// The id of the flavor that all servers have.
+pub const FLAVOR: &str = "1";
+
 pub struct Light {
     pub access: Access,
     // Ends with this process.
@@ -124,46 +127,25 @@ impl Light {
         raw(method, &url, Some(&token), body).await.unwrap().1
     }
 
-    /// The id of the flavor that all servers have.
-    pub async fn flavor(&self) -> &'static str {
-        static MADE: OnceCell<()> = OnceCell::const_new();
-        MADE.get_or_init(|| async {
-            let (token, login) = self.admin().await;
-            let catalog = login["catalog"].as_array().unwrap();
-            let nova = catalog
-                .iter()
-                .find(|entry| entry["type"] == "compute")
-                .unwrap();
-            let url = nova["endpoints"][0]["url"].as_str().unwrap();
-            let flavor = json!({ "flavor": {
-                "name": "tiny", "id": "1", "ram": 64, "vcpus": 1, "disk": 0,
-                "OS-FLV-EXT-DATA:ephemeral": 1,
-            }});
-            let url = format!("{}/flavors", url.trim_end_matches('/'));
-            raw("POST", &url, Some(&token), Some(flavor)).await.unwrap();
-        })
-        .await;
-        "1"
-    }
-
-    pub async fn new_server(&self, name: &str, host: Option<&str>) -> NewServer {
-        NewServer {
-            name: name.into(),
-            flavor: self.flavor().await.into(),
-            root: RootDisk::Blank { gib: 1 },
-            networks: NewServerNetworks::None,
-            host: host.map(Into::into),
-            availability_zone: None,
-            metadata: [("purpose".into(), "test".into())].into(),
-        }
-    }
-
     /// Makes a server and waits until it runs there.
     pub async fn boot(&self, client: &Client, name: &str, host: &str) -> String {
-        let new = self.new_server(name, Some(host)).await;
+        let new = new_server(name, Some(host));
         let id = client.compute().create_server(&new).await.unwrap();
         on(client, &id, host, &ServerStatus::Active).await;
         id
+    }
+}
+
+/// A server to be, with a disk of its own and no network.
+pub fn new_server(name: &str, host: Option<&str>) -> NewServer {
+    NewServer {
+        name: name.into(),
+        flavor: FLAVOR.into(),
+        root: RootDisk::Blank { gib: 1 },
+        networks: NewServerNetworks::None,
+        host: host.map(Into::into),
+        availability_zone: None,
+        metadata: [("purpose".into(), "test".into())].into(),
     }
 }
 

@@ -7,7 +7,7 @@ use cobalt_openstack::compute::{
 };
 use cobalt_openstack::{Client, Config, found};
 
-use crate::lab::{HOSTS, light, on, until};
+use crate::lab::{FLAVOR, HOSTS, light, new_server, on, until};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn lists_are_read_page_by_page() {
@@ -26,9 +26,7 @@ async fn lists_are_read_page_by_page() {
 
     let mut made = Vec::new();
     for number in 0..7 {
-        let new = light
-            .new_server(&format!("page-{number}"), Some("full"))
-            .await;
+        let new = new_server(&format!("page-{number}"), Some("full"));
         made.push(client.compute().create_server(&new).await.unwrap());
     }
     for id in &made {
@@ -121,8 +119,8 @@ async fn services_are_disabled_enabled_and_forced_down() {
     assert_eq!(read.disabled_reason.as_deref(), Some("maintenance: manual"));
 
     // Whichever way a host is named, a disabled one gets no server: Placement leaves it out.
-    let by_host = light.new_server("by-host", Some("paused1")).await;
-    let mut by_zone = light.new_server("by-zone", None).await;
+    let by_host = new_server("by-host", Some("paused1"));
+    let mut by_zone = new_server("by-zone", None);
     by_zone.availability_zone = Some("nova:paused1".into());
     for new in [by_host, by_zone] {
         let server = compute.create_server(&new).await.unwrap();
@@ -290,17 +288,21 @@ async fn a_test_server_boots_on_its_host_and_is_driven() {
     let client = light.client();
     let compute = client.compute();
     assert_eq!(
-        compute
-            .find_flavor(light.flavor().await)
-            .await
-            .unwrap()
-            .unwrap()
-            .name,
-        "tiny"
+        compute.find_flavor(FLAVOR).await.unwrap().unwrap().name,
+        "m1.tiny"
     );
-    assert_eq!(compute.find_flavor("tiny").await.unwrap().unwrap().id, "1");
+    assert_eq!(
+        compute.find_flavor("m1.tiny").await.unwrap().unwrap().id,
+        "1"
+    );
     assert_eq!(compute.find_flavor("tin").await.unwrap(), None);
-    assert!(client.networks(Some(false)).await.unwrap().is_empty());
+    assert!(client.networks(Some(true)).await.unwrap().is_empty());
+    let networks = client.networks(Some(false)).await.unwrap();
+    let names: Vec<_> = networks.iter().map(|network| &network.name).collect();
+    assert_eq!(names, ["test"]);
+    let image = client.find_image("cirros-kvm").await.unwrap().unwrap();
+    assert_eq!(image.name, "cirros-kvm");
+    assert_eq!(client.find_image("cirros").await.unwrap(), None);
 
     let id = light.boot(&client, "test", "boot1").await;
     assert!(!compute.console_output(&id, 11).await.unwrap().is_empty());
@@ -327,7 +329,7 @@ async fn a_test_server_boots_on_its_host_and_is_driven() {
 
     // A server that cannot start says why.
     light.knob("fail_spawn", serde_json::json!(["boot1"])).await;
-    let new = light.new_server("fails", Some("boot1")).await;
+    let new = new_server("fails", Some("boot1"));
     let failing = compute.create_server(&new).await.unwrap();
     let server = until("it fails", || async {
         let server = compute.server(&failing).await.unwrap();

@@ -22,7 +22,17 @@ PORTS = (
     ('network', 'neutron', ':9696'),
     ('image', 'glance', ':9292'),
 )
-FLAVORS = (('m1.micro', 64), ('m1.lab', 128))
+# Name, id, memory.
+FLAVORS = (('m1.micro', 'm1.micro', 64), ('m1.lab', 'm1.lab', 128), ('m1.tiny', '1', 128))
+# Where hypervisors are tried out: the project, and the aggregate that only it gets servers on.
+TEST_DOMAIN, TEST_PROJECT = 'cc3test', 'test'
+# Known to two processes that run side by side.
+TEST_PROJECT_ID = uuid.uuid5(uuid.NAMESPACE_DNS, f'{TEST_PROJECT}.{TEST_DOMAIN}').hex
+# Without hosts: who takes hypervisors into service adds them.
+AGGREGATES = (
+    ('lab-a', {'availability_zone': 'lab-a'}),
+    ('tenant_filter_tests', {'filter_tenant_id': TEST_PROJECT_ID}),
+)
 # Where the guests' files are while this runs.
 GUESTS = '/run/guests'
 
@@ -108,6 +118,14 @@ def keystone():
             'name': name, 'domain_id': 'default', 'enabled': True, 'password': 'service'})
         for role in (bootstrap.admin_role_id, bootstrap.service_role_id):
             apis.assignment_api.add_role_to_user_and_project(user['id'], project, role)
+    domain = uuid.uuid4().hex
+    apis.resource_api.create_domain(domain, {
+        'id': domain, 'name': TEST_DOMAIN, 'enabled': True, 'description': ''})
+    apis.resource_api.create_project(TEST_PROJECT_ID, {
+        'id': TEST_PROJECT_ID, 'name': TEST_PROJECT, 'domain_id': domain, 'enabled': True,
+        'description': ''})
+    apis.assignment_api.add_role_to_user_and_project(
+        bootstrap.admin_user_id, TEST_PROJECT_ID, bootstrap.admin_role_id)
     for kind, name, tail in PORTS:
         service = uuid.uuid4().hex
         apis.catalog_api.create_service(service, {
@@ -147,11 +165,14 @@ def nova():
     manage.DbCommands().sync()
     cells.create_cell(name='cell1', database_connection=url % 'nova',
                       transport_url='{scheme}://{username}:{password}@{hostname}:{port}/')
-    for name, memory in FLAVORS:
+    admin = context.get_admin_context()
+    for name, identity, memory in FLAVORS:
         objects.Flavor(
-            context.get_admin_context(), name=name, flavorid=name, memory_mb=memory, vcpus=1,
-            root_gb=0, ephemeral_gb=0, swap=0, rxtx_factor=1.0, vcpu_weight=0, disabled=False,
+            admin, name=name, flavorid=identity, memory_mb=memory, vcpus=1, root_gb=0,
+            ephemeral_gb=0, swap=0, rxtx_factor=1.0, vcpu_weight=0, disabled=False,
             is_public=True, extra_specs={}, projects=[]).create()
+    for name, metadata in AGGREGATES:
+        objects.Aggregate(admin, name=name, metadata=metadata).create()
 
 
 def neutron():
@@ -187,10 +208,12 @@ def images():
     disk = '/run/disk.raw'
     with open(disk, 'wb') as empty:
         empty.truncate(1 << 20)
-    image('lab-linux', disk,
-          kernel_id=image('lab-linux-kernel', f'{GUESTS}/kernel'),
-          ramdisk_id=image('lab-linux-initrd', f'{GUESTS}/initrd'),
-          os_command_line=os.environ['LINUX_COMMAND_LINE'])
+    linux = {'kernel_id': image('lab-linux-kernel', f'{GUESTS}/kernel'),
+             'ramdisk_id': image('lab-linux-initrd', f'{GUESTS}/initrd'),
+             'os_command_line': os.environ['LINUX_COMMAND_LINE']}
+    # The second name is that of the image that hypervisors are tried out with.
+    for name in ('lab-linux', 'cirros-kvm'):
+        image(name, disk, **linux)
     image('lab-micro', disk, kernel_id=image('lab-micro-kernel', f'{GUESTS}/micro'))
 
 

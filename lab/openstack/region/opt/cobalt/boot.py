@@ -24,7 +24,10 @@ def servers(cloud, query=''):
 def create(cloud, count):
     """Returns the names of those that were not there."""
     hosts = cloud.call('GET', 'compute', '/os-hypervisors')['hypervisors']
-    hosts = sorted(h['hypervisor_hostname'] for h in hosts if h['state'] == 'up')
+    hosts = sorted(h['hypervisor_hostname'] for h in hosts
+                   if h['state'] == 'up' and h['status'] == 'enabled')
+    if not hosts:
+        sys.exit('no hypervisor is up and enabled: `openstack compute service list` shows them')
     image = cloud.call('GET', 'image', f'/v2/images?name={IMAGE}')['images'][0]['id']
     network = cloud.call('GET', 'network', f'/v2.0/networks?name={NETWORK}')['networks'][0]['id']
     there = servers(cloud)

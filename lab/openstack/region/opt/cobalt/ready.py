@@ -1,5 +1,5 @@
-"""ready.py HYPERVISORS SUBNET SECONDS: makes the tenant network, then waits until that many
-hypervisors can take servers.
+"""ready.py HYPERVISORS SUBNET TEST_SUBNET SECONDS: makes the tenant networks, then waits until that
+many hypervisors can take servers.
 
 Can be run again at any time. Prints a line for each thing that is ready.
 """
@@ -10,20 +10,31 @@ import time
 from api import Cloud
 
 NETWORK = 'lab'
+# Where hypervisors are tried out; its network has its name.
+TEST_DOMAIN, TEST_PROJECT = 'cc3test', 'test'
 
 
-def network(cloud, cidr):
-    """The network `lab`. Its subnet has a gateway: without one OVN answers no DHCP."""
+def network(cloud, name, project, cidr):
+    """A network of a project. Its subnet has a gateway: without one OVN answers no DHCP."""
     def ensure(kind, wanted):
-        query = '&'.join(f'{key}={wanted[key]}' for key in ('name', 'network_id') if key in wanted)
-        found = cloud.call('GET', 'network', f'/v2.0/{kind}s?project_id={cloud.project}&{query}')
+        wanted['project_id'] = project
+        query = '&'.join(f'{key}={wanted[key]}' for key in ('project_id', 'name', 'network_id')
+                         if key in wanted)
+        found = cloud.call('GET', 'network', f'/v2.0/{kind}s?{query}')
         if not found[f'{kind}s']:
             found[f'{kind}s'] = [cloud.call('POST', 'network', f'/v2.0/{kind}s', {kind: wanted})[kind]]
         return found[f'{kind}s'][0]
 
-    net = ensure('network', {'name': NETWORK})
-    ensure('subnet', {'name': NETWORK, 'network_id': net['id'], 'ip_version': 4, 'cidr': cidr})
+    net = ensure('network', {'name': name})
+    ensure('subnet', {'name': name, 'network_id': net['id'], 'ip_version': 4, 'cidr': cidr})
     return True
+
+
+def test_network(cloud, cidr):
+    domains = cloud.call('GET', 'identity', f'/domains?name={TEST_DOMAIN}')['domains']
+    query = f'name={TEST_PROJECT}&domain_id={domains[0]["id"]}'
+    projects = cloud.call('GET', 'identity', f'/projects?{query}')['projects']
+    return network(cloud, TEST_PROJECT, projects[0]['id'], cidr)
 
 
 def admission(cloud):
@@ -59,10 +70,11 @@ def candidates(cloud, count):
     return len(found['provider_summaries']) >= count
 
 
-def main(count, cidr, seconds):
+def main(count, cidr, test_cidr, seconds):
     begun, problem, cloud = time.monotonic(), None, None
     stages = [
-        ('network', lambda cloud: network(cloud, cidr)),
+        ('network', lambda cloud: network(cloud, NETWORK, cloud.project, cidr)),
+        ('test network', lambda cloud: test_network(cloud, test_cidr)),
         ('security group', admission),
         ('images', image),
         (f'{count} OVN controllers', lambda cloud: controllers(cloud, count)),
@@ -88,4 +100,4 @@ def main(count, cidr, seconds):
 
 
 if __name__ == '__main__':
-    main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+    main(int(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]))
