@@ -32,6 +32,10 @@ pub mod labels {
     pub const WORKER_POOL: &str = "worker.gardener.cloud/pool";
     /// On the Deployment and the disruption budget that hold a node; the value names the node.
     pub const MAINTENANCE_CONTROLLER: &str = "cobaltcore-maintenance-controller";
+    /// On an object that a component made: which component.
+    pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
+    /// Value of [`MANAGED_BY`] on what the hypervisor operator makes for a node.
+    pub const MANAGED_BY_HYPERVISOR_OPERATOR: &str = "cobalt-hypervisor-operator";
     /// On a Pod: the node is not ready for workload before this pod is.
     pub const CRITICAL_COMPONENT: &str = "node.gardener.cloud/critical-component";
 
@@ -39,6 +43,8 @@ pub mod labels {
     pub const SOURCE_NODE: &str = "cobaltcore.cloud.sap/source-node";
     /// On a Migration: the UUID of the instance. The agent of the destination finds the object by it.
     pub const INSTANCE: &str = "cobaltcore.cloud.sap/instance";
+    /// On a copy of an object in another cluster: the name of the cluster that has the original.
+    pub const MIRROR_OF: &str = "cobaltcore.cloud.sap/mirror-of";
 
     /// Copied from a Node to its Hypervisor, and from there to its Evictions.
     pub const FROM_NODE_TO_HYPERVISOR: &[&str] = &[
@@ -68,6 +74,9 @@ pub mod annotations {
     pub const RETRY_ONBOARDING: &str = "cobaltcore.cloud.sap/retry-onboarding";
     /// On the heartbeat Lease of a node: why it is not renewed. Removed when it is again.
     pub const NOT_RENEWED_BECAUSE: &str = "cobaltcore.cloud.sap/not-renewed-because";
+    /// On an object that the operator made: a digest of all that was applied, so that what is no
+    /// longer wanted is noticed, too.
+    pub const APPLIED: &str = "cobaltcore.cloud.sap/applied";
 }
 
 /// Finalizers.
@@ -117,6 +126,8 @@ string_enum! {
         NodeLifecycle => "cobaltcore/node-lifecycle",
         /// Asks for certificates.
         Certificate => "cobaltcore/certificate",
+        /// Lets the agent of a node read the node's Secrets.
+        NodeAccess => "cobaltcore/node-access",
         /// Detects and recovers dead hosts.
         HighAvailability => "cobaltcore/high-availability",
         /// The node agent.
@@ -126,6 +137,8 @@ string_enum! {
         NodeAgentDestination => "cobaltcore/node-agent-destination",
         /// The Open vSwitch agent.
         OvsAgent => "cobaltcore/ovs-agent",
+        /// Copies objects to another cluster.
+        Mirror => "cobaltcore/mirror",
         /// Copies labels to Pods.
         LabelsInjector => "cobaltcore/labels-injector",
         /// The command line tool, on behalf of a person.

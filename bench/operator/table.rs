@@ -1,0 +1,117 @@
+//! The table, numbers as people read them, and a plot.
+
+use std::fmt;
+use std::time::Duration;
+
+/// What was measured.
+#[derive(Debug, Default)]
+pub struct Table {
+    rows: Vec<Row>,
+    notes: String,
+}
+
+#[derive(Debug)]
+struct Row {
+    name: String,
+    ours: String,
+    bar: String,
+    met: bool,
+    go: String,
+}
+
+impl Table {
+    /// Adds a row.
+    pub fn row(&mut self, name: &str, ours: &str, bar: &str, met: bool, go: &str) {
+        self.rows.push(Row {
+            name: name.to_owned(),
+            ours: ours.to_owned(),
+            bar: bar.to_owned(),
+            met,
+            go: go.to_owned(),
+        });
+    }
+
+    /// Adds what has no bar.
+    pub fn fact(&mut self, name: &str, ours: &str, go: &str) {
+        self.row(name, ours, "-", true, go);
+    }
+
+    /// Adds a number that must not be exceeded.
+    pub fn at_most(&mut self, name: &str, ours: u64, bar: u64, go: &str) {
+        let wanted = if bar == 0 {
+            "0".to_owned()
+        } else {
+            format!("<= {bar}")
+        };
+        self.row(name, &ours.to_string(), &wanted, ours <= bar, go);
+    }
+
+    /// Adds a time that must not be exceeded.
+    pub fn within(&mut self, name: &str, ours: Duration, bar: Duration, go: &str) {
+        let wanted = format!("<= {} s", bar.as_secs());
+        self.row(name, &seconds(ours), &wanted, ours <= bar, go);
+    }
+
+    /// Adds memory that must not be exceeded.
+    pub fn memory(&mut self, name: &str, kib: u64, peak_kib: u64, bar_mib: f64, go: &str) {
+        let ours = format!("{:.1} MiB (peak {:.1})", mib(kib), mib(peak_kib));
+        let wanted = format!("<= {bar_mib:.0} MiB");
+        self.row(name, &ours, &wanted, mib(kib) <= bar_mib, go);
+    }
+
+    /// Adds what could not be measured.
+    pub fn failed(&mut self, name: &str, error: &anyhow::Error) {
+        eprintln!("error: {name}: {error:#}");
+        self.row(name, "failed, see above", "-", false, "-");
+    }
+
+    /// Adds text that stands below the table.
+    pub fn note(&mut self, text: &str) {
+        self.notes.push('\n');
+        self.notes.push_str(text);
+    }
+
+    /// Whether nothing missed its bar.
+    pub fn all_met(&self) -> bool {
+        self.rows.iter().all(|row| row.met)
+    }
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let line = |f: &mut fmt::Formatter<'_>, [a, b, c, d, e]: [&str; 5]| {
+            writeln!(f, "{a:<52} {b:<28} {c:<10} {d:<6} {e}")
+        };
+        line(f, ["hypervisor operator", "ours", "bar", "", "Go operator"])?;
+        for row in &self.rows {
+            let met = if row.met { "" } else { "MISSED" };
+            line(f, [&row.name, &row.ours, &row.bar, met, &row.go])?;
+        }
+        f.write_str(&self.notes)
+    }
+}
+
+fn mib(kib: u64) -> f64 {
+    // A process has less than 2^32 KiB; the conversion is exact.
+    f64::from(u32::try_from(kib).unwrap_or(u32::MAX)) / 1024.0
+}
+
+/// A time in seconds.
+pub fn seconds(time: Duration) -> String {
+    format!("{:.1} s", time.as_secs_f64())
+}
+
+/// How many of `all` were done at each time, as bars.
+pub fn plot(title: &str, done: &[Duration], all: usize) -> String {
+    const LINES: u32 = 20;
+    const WIDTH: usize = 60;
+    let end = done.iter().max().copied().unwrap_or_default();
+    let mut text = format!("{title}\n");
+    for step in 1..=LINES {
+        let time = end * step / LINES;
+        let count = done.iter().filter(|one| **one <= time).count();
+        let bar = "#".repeat(count * WIDTH / all.max(1));
+        text.push_str(&format!("{:>8} {bar:<WIDTH$} {count}\n", seconds(time)));
+    }
+    text
+}

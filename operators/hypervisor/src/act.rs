@@ -1,0 +1,480 @@
+//! Carries actions out. What an action finds or changes is put where the next decision sees it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cobalt_api::eviction::{Eviction, EvictionSpec};
+use cobalt_api::hypervisor::Hypervisor;
+use cobalt_api::names::{FieldManager, annotations, finalizers};
+use cobalt_openstack::compute::{MigrationFilter, ServerFilter, ServerStatus};
+use cobalt_openstack::{Client as OpenStack, Error as OpenStackError, found};
+use cobalt_runtime::{chain, within};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::{Api, Client, Resource, ResourceExt};
+use serde_json::json;
+use tokio::sync::watch;
+
+use crate::action::Action;
+use crate::fleet::Watched;
+use crate::host::{Empty, Host, Read, Reads, Remains, TestMigration, TestServer};
+use crate::objects::list_agent_pods;
+use crate::testbed::{Found, Testbed};
+
+/// For one call of the API server.
+const DEADLINE: Duration = Duration::from_secs(15);
+/// Lines of the console that are looked at.
+const CONSOLE_LINES: u32 = 50;
+
+/// Why an action did not work.
+#[derive(Debug, thiserror::Error)]
+pub enum ActError {
+    /// Nova, Placement or Keystone.
+    #[error(transparent)]
+    OpenStack(#[from] OpenStackError),
+    /// The API server, in one line.
+    #[error("{0}")]
+    Kubernetes(String),
+    /// It cannot be done now.
+    #[error("{0}")]
+    NotNow(String),
+}
+
+impl ActError {
+    /// Whether the same may work in a moment without anybody doing something.
+    #[must_use]
+    pub fn is_transient(&self) -> bool {
+        match self {
+            // Keystone and the service do not agree about a token that was just made.
+            Self::OpenStack(error) => {
+                error.is_transient() || error.is_uncertain() || error.is_unauthorized()
+            }
+            Self::Kubernetes(_) | Self::NotNow(_) => true,
+        }
+    }
+
+    /// How long the other side wants to be left alone.
+    #[must_use]
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::OpenStack(error) => error.retry_after(),
+            Self::Kubernetes(_) | Self::NotNow(_) => None,
+        }
+    }
+
+    /// In one line.
+    #[must_use]
+    pub fn text(&self) -> String {
+        chain(self)
+    }
+}
+
+/// What actions are done with.
+#[derive(Clone)]
+pub struct Hands {
+    /// The API server.
+    pub client: Client,
+    /// The cloud.
+    pub openstack: OpenStack,
+    /// What is known of all hosts.
+    pub fleet: Watched,
+    /// Where tests run.
+    pub testbed: watch::Receiver<Found>,
+    /// Where agents run whose pods have to leave.
+    pub agent_namespaces: Arc<[String]>,
+}
+
+impl fmt::Debug for Hands {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Hands").finish_non_exhaustive()
+    }
+}
+
+impl Hands {
+    /// Does it. `reads` gets what it finds.
+    ///
+    /// # Errors
+    ///
+    /// When it did not work; it is safe to try again.
+    pub async fn act(
+        &self,
+        host: &Host,
+        action: &Action,
+        reads: &mut Reads,
+    ) -> Result<(), ActError> {
+        let compute = self.openstack.compute();
+        match action {
+            Action::DisableService { id, reason } => {
+                self.fleet
+                    .put_service(compute.disable_service(id, reason).await?);
+            }
+            Action::EnableService { id } => {
+                self.fleet.put_service(compute.revive_service(id).await?);
+            }
+            Action::JoinAggregate { id, host, .. } => {
+                let joined = compute.add_host(*id, host).await;
+                self.changed_aggregate(joined, host, true)?;
+            }
+            Action::LeaveAggregate { id, host, .. } => {
+                let left = compute.remove_host(*id, host).await;
+                self.changed_aggregate(left, host, false)?;
+            }
+            Action::SetTraits {
+                provider,
+                add,
+                remove,
+            } => {
+                let present = self.set_traits(provider, add, remove).await?;
+                self.fleet.put_traits(provider, &present);
+                reads.traits = Some(now(present));
+            }
+            Action::ReadTest { name } => {
+                reads.test = Some(now(self.read_test(name).await?));
+            }
+            Action::CreateTest { name, host, zone } => {
+                reads.test = None;
+                let testbed = self.testbed()?;
+                let new = testbed.server(name, host, zone.as_deref());
+                testbed.client.compute().create_server(&new).await?;
+            }
+            Action::DeleteTest { ids } => {
+                reads.test = None;
+                let testbed = self.testbed()?;
+                for id in ids {
+                    found(testbed.client.compute().delete_server(id).await)?;
+                }
+            }
+            Action::MigrateTest { id, to } => {
+                reads.test = None;
+                self.testbed()?
+                    .client
+                    .compute()
+                    .live_migrate(id, Some(to))
+                    .await?;
+            }
+            Action::CreateEviction { reason, labels } => {
+                self.create_eviction(host, reason, labels).await?;
+            }
+            Action::DeleteEviction { uid } => self.delete_eviction(host, uid).await?,
+            Action::ClearRetry => self.clear_retry(&host.name).await?,
+            Action::ReadNode => {
+                let api: Api<Node> = Api::all(self.client.clone());
+                let node = within(DEADLINE, api.get_opt(&host.name)).await;
+                reads.node = Some(now(node.map_err(ActError::Kubernetes)?.is_some()));
+            }
+            Action::ReadPods => {
+                let pods =
+                    list_agent_pods(&self.client, &self.agent_namespaces, &host.name, DEADLINE);
+                reads.pods = Some(now(pods.await.map_err(ActError::Kubernetes)?));
+            }
+            Action::ReadRemains { host, provider } => {
+                let remains = self.read_remains(host, provider.as_deref()).await?;
+                remember(reads, remains);
+            }
+            Action::DeleteAllocations { consumers } => {
+                reads.remains = None;
+                for consumer in consumers {
+                    found(
+                        self.openstack
+                            .placement()
+                            .delete_allocations(consumer)
+                            .await,
+                    )?;
+                }
+            }
+            Action::DeleteProviders { ids } => {
+                reads.remains = None;
+                for id in ids {
+                    found(self.openstack.placement().delete_provider(id).await)?;
+                }
+            }
+            Action::DeleteService { id, host } => {
+                reads.remains = None;
+                found(compute.delete_service(id).await)?;
+                self.fleet.remove_host(host);
+                self.fleet.refresh();
+            }
+            Action::Release => self.release(host).await?,
+        }
+        Ok(())
+    }
+
+    fn testbed(&self) -> Result<Arc<Testbed>, ActError> {
+        self.testbed.borrow().clone().map_err(ActError::NotNow)
+    }
+
+    /// That the host is in it already, or out of it, is known from a new list.
+    fn changed_aggregate(
+        &self,
+        result: Result<cobalt_openstack::compute::Aggregate, OpenStackError>,
+        host: &str,
+        joined: bool,
+    ) -> Result<(), ActError> {
+        match result {
+            Ok(aggregate) => self.fleet.put_member(aggregate, host, joined),
+            Err(error) if error.is_conflict() || error.is_not_found() => {
+                self.fleet.refresh();
+                return Err(error.into());
+            }
+            Err(error) => return Err(error.into()),
+        }
+        Ok(())
+    }
+
+    async fn set_traits(
+        &self,
+        provider: &str,
+        add: &BTreeSet<String>,
+        remove: &BTreeSet<String>,
+    ) -> Result<BTreeSet<String>, ActError> {
+        let placement = self.openstack.placement();
+        let known = placement.custom_traits().await?;
+        for name in add.iter().filter(|name| name.starts_with("CUSTOM_")) {
+            if !known.contains(name) {
+                placement.create_trait(name).await?;
+            }
+        }
+        let change = |present: &BTreeSet<String>| -> BTreeSet<String> {
+            present
+                .iter()
+                .filter(|name| !remove.contains(*name))
+                .chain(add)
+                .cloned()
+                .collect()
+        };
+        Ok(placement.update_traits(provider, change).await?.traits)
+    }
+
+    async fn read_test(&self, name: &str) -> Result<Vec<TestServer>, ActError> {
+        let testbed = self.testbed()?;
+        let compute = testbed.client.compute();
+        let mut all = Vec::new();
+        for server in compute.servers(&ServerFilter::named(name)).await? {
+            // Nova's filter is a regular expression; the name is compared here as well.
+            if server.name != name || server.status == ServerStatus::Deleted {
+                continue;
+            }
+            let mut spoke = false;
+            if server.status == ServerStatus::Active {
+                // It may be gone since the list was made.
+                let console = compute.console_output(&server.id, CONSOLE_LINES).await;
+                let Some(console) = found(console)? else {
+                    continue;
+                };
+                spoke = console.contains(name);
+            }
+            let filter = MigrationFilter {
+                server: Some(server.id.clone()),
+                ..MigrationFilter::default()
+            };
+            let migrations = self.openstack.compute().migrations(&filter).await?;
+            let migration = migrations.into_iter().next().map(|last| TestMigration {
+                to: last.dest_compute.clone(),
+                status: last.status.as_str().to_owned(),
+                ended: last.status.has_ended(),
+                succeeded: last.status.is_success(),
+            });
+            all.push(TestServer {
+                id: server.id,
+                status: server.status.as_str().to_owned(),
+                task: server.task_state,
+                host: server.host,
+                fault: server.fault.map(|fault| fault.message),
+                spoke,
+                migration,
+            });
+        }
+        Ok(all)
+    }
+
+    async fn create_eviction(
+        &self,
+        host: &Host,
+        reason: &str,
+        labels: &BTreeMap<String, String>,
+    ) -> Result<(), ActError> {
+        let Some(known) = &host.hypervisor else {
+            return Ok(());
+        };
+        let spec = EvictionSpec {
+            hypervisor: host.name.clone(),
+            reason: reason.to_owned(),
+            ..EvictionSpec::default()
+        };
+        let mut eviction = Eviction::new(&host.name, spec);
+        eviction.metadata.labels = Some(labels.clone());
+        eviction.metadata.owner_references = Some(vec![OwnerReference {
+            api_version: Hypervisor::api_version(&()).into_owned(),
+            kind: Hypervisor::kind(&()).into_owned(),
+            name: host.name.clone(),
+            uid: known.object.uid().unwrap_or_default(),
+            controller: Some(true),
+            block_owner_deletion: Some(true),
+        }]);
+        let api: Api<Eviction> = Api::all(self.client.clone());
+        let params = PostParams {
+            field_manager: Some(FieldManager::Operator.as_str().to_owned()),
+            ..PostParams::default()
+        };
+        match tokio::time::timeout(DEADLINE, api.create(&params, &eviction)).await {
+            Ok(Ok(_)) => Ok(()),
+            // It is there: the watch will show it.
+            Ok(Err(kube::Error::Api(status))) if status.code == 409 => Ok(()),
+            Ok(Err(error)) => Err(ActError::Kubernetes(chain(&error))),
+            Err(_) => Err(ActError::Kubernetes(
+                "the API server does not answer".to_owned(),
+            )),
+        }
+    }
+
+    async fn delete_eviction(&self, host: &Host, uid: &str) -> Result<(), ActError> {
+        let api: Api<Eviction> = Api::all(self.client.clone());
+        let params = DeleteParams {
+            preconditions: Some(Preconditions {
+                uid: Some(uid.to_owned()),
+                resource_version: None,
+            }),
+            ..DeleteParams::default()
+        };
+        gone(tokio::time::timeout(DEADLINE, api.delete(&host.name, &params)).await)
+    }
+
+    async fn clear_retry(&self, name: &str) -> Result<(), ActError> {
+        let api: Api<Hypervisor> = Api::all(self.client.clone());
+        let patch =
+            json!({ "metadata": { "annotations": { annotations::RETRY_ONBOARDING: null } } });
+        let params = PatchParams {
+            field_manager: Some(FieldManager::Operator.as_str().to_owned()),
+            ..PatchParams::default()
+        };
+        let patch = Patch::Merge(&patch);
+        let patched = api.patch(name, &params, &patch);
+        gone(tokio::time::timeout(DEADLINE, patched).await)
+    }
+
+    /// Takes the finalizer off, and nothing else that others may have put there meanwhile.
+    async fn release(&self, host: &Host) -> Result<(), ActError> {
+        let Some(known) = &host.hypervisor else {
+            return Ok(());
+        };
+        let api: Api<Hypervisor> = Api::all(self.client.clone());
+        release(&api, &known.object).await
+    }
+
+    /// What Nova and Placement have of a host, and who of its consumers is alive.
+    async fn read_remains(&self, host: &str, provider: Option<&str>) -> Result<Remains, ActError> {
+        let compute = self.openstack.compute();
+        let placement = self.openstack.placement();
+        let mut remains = Remains::default();
+        for server in compute.server_names(&ServerFilter::on(host)).await? {
+            remains.servers.insert(server.id);
+        }
+        remains.service = compute.service_of(host).await?.map(|service| service.id);
+        let mut root = None;
+        if let Some(id) = provider {
+            root = found(placement.provider(id).await)?;
+        }
+        if root.is_none() {
+            // That there is none is believed from a list only: whatever stands in for Placement
+            // says 404, too.
+            root = placement.provider_named(host).await?;
+        }
+        let Some(root) = root else {
+            return Ok(remains);
+        };
+        let mut tree = placement.providers_in_tree(&root.uuid).await?;
+        // Children first: a provider with children is not removed.
+        tree.sort_by_key(|one| one.uuid == root.uuid);
+        for one in tree {
+            let used = found(placement.provider_allocations(&one.uuid).await)?;
+            let consumers: BTreeSet<String> = used
+                .map(|used| used.allocations.into_keys().collect())
+                .unwrap_or_default();
+            for consumer in &consumers {
+                if self.is_alive(consumer, host).await? {
+                    remains.alive.insert(consumer.clone());
+                }
+            }
+            remains.providers.push((one.uuid, consumers));
+        }
+        Ok(remains)
+    }
+
+    /// Whether a consumer is a server that Nova knows, or a migration from or to the host that has
+    /// not ended.
+    async fn is_alive(&self, consumer: &str, host: &str) -> Result<bool, ActError> {
+        let compute = self.openstack.compute();
+        if let Some(server) = found(compute.server(consumer).await)? {
+            return Ok(server.status != ServerStatus::Deleted);
+        }
+        let filter = MigrationFilter {
+            host: Some(host.to_owned()),
+            ..MigrationFilter::default()
+        };
+        let migrations = compute.migrations(&filter).await?;
+        let ended = migrations.iter().find(|one| one.uuid == consumer);
+        Ok(ended.is_some_and(|one| !one.status.has_ended()))
+    }
+}
+
+/// Takes our finalizer off an object.
+///
+/// # Errors
+///
+/// When the API server refuses it or does not answer.
+pub async fn release(api: &Api<Hypervisor>, object: &Hypervisor) -> Result<(), ActError> {
+    let all = object.finalizers();
+    let Some(index) = all
+        .iter()
+        .position(|one| one == finalizers::REGISTERED_HOST)
+    else {
+        return Ok(());
+    };
+    let path = format!("/metadata/finalizers/{index}");
+    let operations = json!([
+        { "op": "test", "path": path, "value": finalizers::REGISTERED_HOST },
+        { "op": "remove", "path": path },
+    ]);
+    let patch =
+        serde_json::from_value(operations).map_err(|error| ActError::Kubernetes(chain(&error)))?;
+    let params = PatchParams::default();
+    let name = object.name_any();
+    let patch = Patch::Json::<()>(patch);
+    let patched = api.patch(&name, &params, &patch);
+    gone(tokio::time::timeout(DEADLINE, patched).await)
+}
+
+/// That it is gone already is as good.
+fn gone<T>(
+    result: Result<Result<T, kube::Error>, tokio::time::error::Elapsed>,
+) -> Result<(), ActError> {
+    match result {
+        Ok(Ok(_)) => Ok(()),
+        Ok(Err(kube::Error::Api(status))) if status.code == 404 => Ok(()),
+        Ok(Err(error)) => Err(ActError::Kubernetes(chain(&error))),
+        Err(_) => Err(ActError::Kubernetes(
+            "the API server does not answer".to_owned(),
+        )),
+    }
+}
+
+fn now<T>(value: T) -> Read<T> {
+    Read {
+        at: Timestamp::now(),
+        value,
+    }
+}
+
+/// Keeps what is left of a host, and since when it has been empty at every look.
+fn remember(reads: &mut Reads, remains: Remains) {
+    let at = Timestamp::now();
+    reads.empty = remains.is_empty().then(|| Empty {
+        first: reads.empty.map_or(at, |empty| empty.first),
+        last: at,
+    });
+    reads.remains = Some(Read { at, value: remains });
+}

@@ -1,0 +1,290 @@
+//! Takes a host out of service and puts it back: the Nova service, and the Eviction that empties
+//! the host.
+//!
+//! The wish is `spec.maintenance`; what Nova says is looked at, not remembered. While `ha`, another
+//! one has the host in hand. A host whose lifecycle is not ours is left alone.
+
+use cobalt_api::conditions::{
+    self, EvictionCondition, HypervisorCondition as Type, Reason, Status,
+};
+use cobalt_api::eviction::Eviction;
+use cobalt_api::hypervisor::{HypervisorSpec, Maintenance};
+use kube::ResourceExt;
+
+use super::onboarding;
+use crate::action::Action;
+use crate::fleet::Identity;
+use crate::pass::Pass;
+
+/// What the reason of a service begins with that was disabled for maintenance, as deployed.
+const PREFIX: &str = "Hypervisor CRD: spec.maintenance=";
+
+/// Decides.
+pub fn decide(pass: &mut Pass) {
+    let host = pass.host;
+    let spec = host.spec();
+    if host.hypervisor.is_none() || !spec.lifecycle_enabled() || host.is_deleted() {
+        return;
+    }
+    if matches!(pass.state(Type::Onboarding), Some((Status::True, _))) {
+        return;
+    }
+    match spec.maintenance() {
+        Maintenance::Unset => in_service(pass),
+        Maintenance::Manual | Maintenance::Auto | Maintenance::Termination => {
+            out_of_service(pass, &spec);
+        }
+        Maintenance::Ha => {}
+    }
+}
+
+/// An Eviction of the whole host, which ends when the maintenance does.
+fn own(eviction: &Eviction) -> bool {
+    eviction
+        .owner_references()
+        .iter()
+        .any(|owner| owner.kind == "Hypervisor" && owner.controller == Some(true))
+}
+
+fn in_service(pass: &mut Pass) {
+    let host = pass.host;
+    let evicted = pass.status.evicted == Some(true) || pass.condition(Type::Evicting).is_some();
+    if let Some(eviction) = host
+        .eviction
+        .as_ref()
+        .filter(|eviction| evicted && own(eviction))
+    {
+        if let Some(uid) = eviction.uid() {
+            let failure = pass.act(Action::DeleteEviction { uid });
+            let text = failure.map_or("what is under way is being called off", |one| &one.text);
+            pass.wait("EvictionCancelled", text.to_owned(), None);
+        }
+        return;
+    }
+    if evicted {
+        pass.status.evicted = Some(false);
+        pass.unsay(Type::Evicting);
+    }
+    if pass.state(Type::Onboarding) != Some((Status::False, Some(Reason::Succeeded))) {
+        return;
+    }
+    let identity = match host.identity() {
+        Ok(Some(identity)) => identity,
+        Ok(None) => {
+            pass.waits_for_nova = true;
+            return pass.wait(
+                "NovaRegistration",
+                "Nova does not know the host any more",
+                None,
+            );
+        }
+        // What is not known is not changed.
+        Err(_) => return,
+    };
+    if identity.is_enabled() && !identity.service.forced_down {
+        let said = pass.state(Type::HypervisorDisabled);
+        if said.is_some_and(|(status, _)| status != Status::False) || host_was_disabled(pass) {
+            pass.say(
+                Type::HypervisorDisabled,
+                Status::False,
+                Reason::Succeeded,
+                "the scheduler may use the host",
+            );
+        }
+        return;
+    }
+    let by_us =
+        pass.state(Type::HypervisorDisabled) == Some((Status::True, Some(Reason::Succeeded)));
+    let reason = identity
+        .service
+        .disabled_reason
+        .as_deref()
+        .unwrap_or_default();
+    if by_us || reason.starts_with(PREFIX) || reason == onboarding::DISABLED_REASON {
+        let failure = pass.act(Action::EnableService {
+            id: identity.service.id.clone(),
+        });
+        let text = failure.map_or("the scheduler is let to the host", |failure| &failure.text);
+        return pass.wait("ServiceEnabled", text.to_owned(), None);
+    }
+    // Somebody had a reason: it is told, not undone.
+    let text = if identity.service.forced_down {
+        "Nova was told that the host is dead (forced_down)".to_owned()
+    } else {
+        format!("disabled in Nova by somebody else: {}", or_none(reason))
+    };
+    pass.say(Type::HypervisorDisabled, Status::True, Reason::Failed, text);
+}
+
+/// Whether the condition has to be taken back.
+fn host_was_disabled(pass: &Pass) -> bool {
+    matches!(
+        pass.state(Type::HypervisorDisabled),
+        Some((Status::True, _))
+    )
+}
+
+fn or_none(text: &str) -> &str {
+    if text.is_empty() {
+        "no reason was given"
+    } else {
+        text
+    }
+}
+
+/// What people who look at Nova read, kept current.
+fn reason(spec: &HypervisorSpec) -> String {
+    let mode = spec.maintenance();
+    let mut reason = format!("{PREFIX}{}", mode.as_str());
+    if let Some(why) = spec
+        .maintenance_reason
+        .as_deref()
+        .filter(|why| !why.is_empty())
+    {
+        reason.push_str(": ");
+        reason.push_str(why);
+    }
+    // Nova's limit.
+    if let Some((cut, _)) = reason.char_indices().nth(255) {
+        reason.truncate(cut);
+    }
+    reason
+}
+
+fn out_of_service(pass: &mut Pass, spec: &HypervisorSpec) {
+    match pass.host.identity() {
+        Err(why) => pass.wait("Nova", why, None),
+        Ok(None) => {
+            // Nothing to move, and nobody to keep away.
+            if pass.status.evicted != Some(true) {
+                pass.status.evicted = Some(true);
+                pass.say(
+                    Type::Evicting,
+                    Status::False,
+                    Reason::Succeeded,
+                    "Nova does not know the host: there is nothing to move",
+                );
+            }
+        }
+        Ok(Some(identity)) => {
+            if disabled(pass, spec, &identity) {
+                evict(pass, spec);
+            }
+        }
+    }
+}
+
+/// Whether Nova says that the host is disabled, for the reason that is wanted.
+fn disabled(pass: &mut Pass, spec: &HypervisorSpec, identity: &Identity) -> bool {
+    let wanted = reason(spec);
+    let present = identity.service.disabled_reason.as_deref();
+    // The deployed operator has the mode alone; that is no reason to write it anew.
+    let mode = format!("{PREFIX}{}", spec.maintenance().as_str());
+    let text_is_right = present == Some(wanted.as_str()) || present == Some(mode.as_str());
+    let is_disabled = !identity.is_enabled();
+    if !is_disabled || !text_is_right {
+        let failure = pass.act(Action::DisableService {
+            id: identity.service.id.clone(),
+            reason: wanted,
+        });
+        if let Some(failure) = failure {
+            let text = failure.text.clone();
+            pass.wait("ServiceDisabled", text, None);
+        } else if !is_disabled {
+            pass.wait(
+                "ServiceDisabled",
+                "the scheduler is kept away from the host",
+                None,
+            );
+        }
+    }
+    if is_disabled && !host_was_disabled(pass) {
+        pass.say(
+            Type::HypervisorDisabled,
+            Status::True,
+            Reason::Succeeded,
+            "the scheduler is kept away from the host",
+        );
+    }
+    is_disabled
+}
+
+fn evict(pass: &mut Pass, spec: &HypervisorSpec) {
+    let done = pass.state(Type::Evicting) == Some((Status::False, Some(Reason::Succeeded)));
+    if done && pass.status.evicted == Some(true) {
+        return;
+    }
+    let host = pass.host;
+    let Some(eviction) = &host.eviction else {
+        let labels = pass.transfer_labels();
+        let mode = spec.maintenance();
+        let why = spec
+            .maintenance_reason
+            .as_deref()
+            .filter(|why| !why.is_empty());
+        let mut reason = format!("maintenance {}", mode.as_str());
+        if let Some(why) = why {
+            reason.push_str(": ");
+            reason.push_str(why);
+        }
+        let failure = pass.act(Action::CreateEviction { reason, labels });
+        let text = failure
+            .map_or("the Eviction is being made", |failure| &failure.text)
+            .to_owned();
+        pass.status.evicted = Some(false);
+        pass.say(Type::Evicting, Status::True, Reason::Running, text.clone());
+        return pass.wait("Eviction", text, None);
+    };
+    if eviction.metadata.deletion_timestamp.is_some() {
+        // The one of an earlier maintenance says nothing about this one.
+        return pass.wait(
+            "EvictionCancelled",
+            "an earlier Eviction is being called off",
+            None,
+        );
+    }
+    if eviction.spec.dry_run() || !eviction.spec.instances.is_empty() {
+        let text = format!(
+            "the Eviction \"{}\" does not empty the host; it is waited for until it is deleted",
+            host.name
+        );
+        pass.say(Type::Evicting, Status::True, Reason::Running, text.clone());
+        return pass.wait("Eviction", text, None);
+    }
+    mirror(pass, eviction);
+}
+
+/// Says of the host what its Eviction says.
+fn mirror(pass: &mut Pass, eviction: &Eviction) {
+    let status = eviction.status.as_ref();
+    let all = status.map_or(&[][..], |status| status.conditions.as_slice());
+    let found = conditions::find(all, EvictionCondition::Evicting);
+    let over = conditions::is_false(all, EvictionCondition::Evicting);
+    let reason = conditions::reason(all, EvictionCondition::Evicting);
+    let said = found.map(|found| found.message.clone()).unwrap_or_default();
+    if !over {
+        let wait = status.and_then(|status| status.waiting_for.as_ref());
+        let wait = wait.and_then(|wait| wait.message.clone());
+        let text = match (found, wait) {
+            (None, _) => "the Eviction has not begun".to_owned(),
+            (Some(_), Some(wait)) => wait,
+            (Some(_), None) => said,
+        };
+        pass.status.evicted = Some(false);
+        pass.say(Type::Evicting, Status::True, Reason::Running, text.clone());
+        return pass.wait("Eviction", text, None);
+    }
+    if reason == Some(Reason::Succeeded) {
+        pass.status.evicted = Some(true);
+        return pass.say(Type::Evicting, Status::False, Reason::Succeeded, said);
+    }
+    // It ended, and the host is not empty: never taken for a success.
+    pass.status.evicted = Some(false);
+    let reason = reason.unwrap_or(Reason::Failed);
+    pass.say(Type::Evicting, Status::False, reason, said.clone());
+    let text = format!(
+        "the Eviction ended as {}: {said}; delete it to begin again",
+        reason.as_str()
+    );
+    pass.wait("Eviction", text, None);
+}

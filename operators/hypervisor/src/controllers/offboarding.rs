@@ -1,0 +1,282 @@
+//! A host that leaves for good: nothing of it stays behind in Nova and Placement, and nothing that
+//! lives is deleted.
+//!
+//! ```text
+//!  evicted -> agents gone -> empty twice -> allocations -> service -> providers -> nothing left
+//! ```
+//!
+//! Nova removes the provider and the aggregate memberships with the service, and fails for ever if
+//! somebody has removed the provider before (docs/decisions/0010); what it leaves is removed after.
+//! Each step looks at what is there, so it may be repeated after a crash at any point. The end is
+//! said only when a fresh look finds no service, no provider and no allocation.
+
+use cobalt_api::conditions::{HypervisorCondition as Type, Reason, Status};
+use cobalt_api::names::finalizers;
+use jiff::SignedDuration;
+use kube::ResourceExt;
+
+use crate::action::Action;
+use crate::host::{Host, Remains};
+use crate::objects;
+use crate::pass::Pass;
+
+/// Why the service of a host without a Node is disabled, for people who look at Nova.
+const DISABLED_REASON: &str = "CobaltCore: the Node of the host is gone";
+/// How old a look may be that something is deleted by.
+const FRESH: i64 = 10;
+/// Between the two looks that find a host empty.
+const APART: i64 = 5;
+
+/// Decides.
+pub fn decide(pass: &mut Pass) {
+    let host = pass.host;
+    let Some(known) = &host.hypervisor else {
+        return;
+    };
+    let held = known
+        .object
+        .finalizers()
+        .iter()
+        .any(|one| one == finalizers::REGISTERED_HOST);
+    if !host.spec().lifecycle_enabled() {
+        // The host is not ours to remove.
+        if host.is_deleted() && held {
+            pass.act(Action::Release);
+        }
+        return;
+    }
+    if host.is_deleted() && host.node.is_none() && host.reads.node.is_none() {
+        let failure = pass.act(Action::ReadNode);
+        let text = failure
+            .map_or("the Node is looked for", |failure| &failure.text)
+            .to_owned();
+        return pass.wait("Offboarding", text, None);
+    }
+    if !host.leaves() {
+        pass.unsay(Type::Offboarded);
+        // The Node is there: the object is made anew from it. A test server that this one has made
+        // would be nobody's then.
+        let under_way = matches!(pass.state(Type::Onboarding), Some((Status::True, _)));
+        if host.is_deleted() && held && !under_way {
+            pass.act(Action::Release);
+        }
+        return;
+    }
+    if pass.state(Type::Offboarded) == Some((Status::True, Some(Reason::Offboarded))) {
+        if host.is_deleted() && held {
+            pass.act(Action::Release);
+        }
+        return;
+    }
+    match next(pass) {
+        Ok(()) => {
+            pass.say(
+                Type::Offboarded,
+                Status::True,
+                Reason::Offboarded,
+                "nothing of the host is left in Nova and Placement",
+            );
+            pass.status.service_id = None;
+            pass.status.hypervisor_id = None;
+            pass.wake_in(0);
+        }
+        Err(blocker) => {
+            pass.wait("Offboarding", blocker.clone(), None);
+            pass.say(
+                Type::Offboarded,
+                Status::False,
+                Reason::Offboarding,
+                blocker,
+            );
+        }
+    }
+}
+
+/// Goes one step on, or says what it waits for.
+fn next(pass: &mut Pass) -> Result<(), String> {
+    let host = pass.host;
+    if let Some((Status::True, _)) = pass.state(Type::Onboarding) {
+        return Err("onboarding is being given up".to_owned());
+    }
+    let identity = host.identity()?;
+    if host.node.is_some() {
+        if pass.state(Type::Evicting) != Some((Status::False, Some(Reason::Succeeded))) {
+            return Err("the host is being emptied".to_owned());
+        }
+        agents_gone(pass)?;
+    }
+    if let Some(found) = identity.as_ref().filter(|found| found.is_enabled()) {
+        // Without a Node nobody else has kept the scheduler away.
+        return Err(done_by(
+            pass,
+            Action::DisableService {
+                id: found.service.id.clone(),
+                reason: DISABLED_REASON.to_owned(),
+            },
+            "the scheduler is kept away from the host",
+        ));
+    }
+    let remains = look(pass, identity.as_ref().map(|found| found.host.as_str()))?;
+    if !remains.is_empty() {
+        pass.wake_in(FRESH);
+        return Err(left_over(remains));
+    }
+    let twice = host.reads.empty.is_some_and(|empty| {
+        empty.last.duration_since(empty.first) >= SignedDuration::from_secs(APART)
+    });
+    if !twice {
+        pass.wake_in(APART);
+        return Err("the host is empty; it is looked at a second time".to_owned());
+    }
+    let consumers: Vec<String> = remains
+        .providers
+        .iter()
+        .flat_map(|(_, consumers)| consumers)
+        .cloned()
+        .collect();
+    if !consumers.is_empty() {
+        return Err(done_by(
+            pass,
+            Action::DeleteAllocations { consumers },
+            "allocations of consumers that are gone are being released",
+        ));
+    }
+    if let Some(id) = &remains.service {
+        let name = identity.map_or_else(|| host.name.clone(), |found| found.host);
+        return Err(done_by(
+            pass,
+            Action::DeleteService {
+                id: id.clone(),
+                host: name,
+            },
+            "the service is being removed",
+        ));
+    }
+    if !remains.providers.is_empty() {
+        let ids = remains.providers.iter().map(|(id, _)| id.clone()).collect();
+        return Err(done_by(
+            pass,
+            Action::DeleteProviders { ids },
+            "a resource provider that Nova has left behind is being removed",
+        ));
+    }
+    if let Some(found) = identity {
+        // The list is older than the look.
+        pass.waits_for_nova = true;
+        return Err(format!(
+            "nova-compute of \"{}\" is still listed; stop it",
+            found.host
+        ));
+    }
+    let left: Vec<&str> = aggregates_left(host);
+    if !left.is_empty() {
+        pass.waits_for_nova = true;
+        return Err(format!(
+            "Nova still has the host in the aggregates {}",
+            left.join(", ")
+        ));
+    }
+    Ok(())
+}
+
+fn aggregates_left(host: &Host) -> Vec<&str> {
+    let names = host.names();
+    let Ok(fleet) = &host.fleet else {
+        return Vec::new();
+    };
+    let is_in = |one: &&cobalt_openstack::compute::Aggregate| {
+        names.iter().any(|name| one.hosts.contains(*name))
+    };
+    fleet
+        .aggregates
+        .values()
+        .filter(is_in)
+        .map(|one| one.name.as_str())
+        .collect()
+}
+
+fn done_by(pass: &mut Pass, action: Action, text: &str) -> String {
+    let failure = pass.act(action);
+    failure.map_or_else(|| text.to_owned(), |failure| failure.text.clone())
+}
+
+/// What is left of the host, as it was a moment ago.
+fn look<'a>(pass: &mut Pass<'a>, host: Option<&str>) -> Result<&'a Remains, String> {
+    let oldest = pass.now - SignedDuration::from_secs(FRESH);
+    let read = pass
+        .host
+        .reads
+        .remains
+        .as_ref()
+        .filter(|read| read.at > oldest);
+    let due = pass.host.reads.empty.is_some_and(|empty| {
+        empty.first == empty.last
+            && pass.now.duration_since(empty.first) >= SignedDuration::from_secs(APART)
+    });
+    match read.filter(|_| !due) {
+        Some(read) => Ok(&read.value),
+        None => {
+            let failure = pass.act(Action::ReadRemains {
+                host: host.unwrap_or(&pass.host.name).to_owned(),
+                provider: pass.status.hypervisor_id.clone(),
+            });
+            let before = pass.waited_for("Offboarding").map(ToOwned::to_owned);
+            Err(failure
+                .map(|failure| failure.text.clone())
+                .or(before)
+                .unwrap_or_else(|| "Nova and Placement are asked what is left".to_owned()))
+        }
+    }
+}
+
+fn left_over(remains: &Remains) -> String {
+    let mut all = remains
+        .servers
+        .iter()
+        .chain(&remains.alive)
+        .map(String::as_str);
+    let first: Vec<&str> = all.by_ref().take(5).collect();
+    let count = remains.servers.union(&remains.alive).count();
+    let more = if count > first.len() { ", ..." } else { "" };
+    format!(
+        "{count} instances or migrations are left on the host ({}{more}): move or delete them",
+        first.join(", ")
+    )
+}
+
+/// The pods of agents leave before the service does: a nova-compute that runs would come back.
+fn agents_gone(pass: &mut Pass) -> Result<(), String> {
+    let oldest = pass.now - SignedDuration::from_secs(FRESH);
+    if let Some((Status::True, _)) = pass.state(Type::AgentPodsEvicted) {
+        return Ok(());
+    }
+    let host = pass.host;
+    let (Some(node), Some(known)) = (&host.node, &host.hypervisor) else {
+        return Ok(());
+    };
+    if !objects::is_due(node, &known.object) {
+        return Err("the node is being tainted, so that the pods of the agents leave".to_owned());
+    }
+    let Some(read) = host.reads.pods.as_ref().filter(|read| read.at > oldest) else {
+        let failure = pass.act(Action::ReadPods);
+        let before = pass.waited_for("Offboarding").map(ToOwned::to_owned);
+        return Err(failure
+            .map(|failure| failure.text.clone())
+            .or(before)
+            .unwrap_or_else(|| "the pods of the agents are looked for".to_owned()));
+    };
+    let judged = objects::judge(&read.value, None);
+    let gone = judged.status == Status::True;
+    let text = judged.message.clone();
+    pass.say(
+        judged.condition,
+        judged.status,
+        judged.reason,
+        judged.message,
+    );
+    if gone {
+        return Ok(());
+    }
+    pass.wake_in(FRESH);
+    Err(text)
+}

@@ -1,0 +1,295 @@
+//! From a host that Nova has just seen to one that takes workload.
+//!
+//! ```text
+//!  (nothing) -> Initial -> Testing -> Handover -> Succeeded
+//!                  \__________\__________\______-> Aborted -> (nothing)   by lifecycle or retry
+//! ```
+//!
+//! The Nova service is disabled from the first sight of the host to the end of Handover. Nova gives
+//! a disabled host no server at all, so while the test server runs the service is enabled, and only
+//! after Nova has confirmed that the host is in an aggregate which is reserved for the test project
+//! (docs/decisions/0009).
+
+use cobalt_api::conditions::{HypervisorCondition as Type, Reason, Status};
+use cobalt_api::hypervisor::CheckResult;
+use cobalt_api::names::annotations;
+use kube::ResourceExt;
+
+use super::checks;
+use crate::action::Action;
+use crate::fleet::Identity;
+use crate::pass::Pass;
+
+/// Why the service of a new host is disabled, for people who look at Nova.
+pub const DISABLED_REASON: &str = "CobaltCore: the host is being onboarded";
+/// How old the look at a new host's servers may be.
+const FRESH: i64 = 60;
+
+/// Decides.
+pub fn decide(pass: &mut Pass) {
+    let host = pass.host;
+    let Some(known) = &host.hypervisor else {
+        return;
+    };
+    let state = pass.state(Type::Onboarding);
+    let aborted = state == Some((Status::False, Some(Reason::Aborted)));
+    let retry = known
+        .object
+        .annotations()
+        .contains_key(annotations::RETRY_ONBOARDING);
+    if retry && !aborted {
+        // It has begun again, or there was nothing to begin again.
+        pass.act(Action::ClearRetry);
+    }
+    if !host.spec().lifecycle_enabled() {
+        return abort(pass, "the lifecycle label of the Node is gone");
+    }
+    if host.leaves() || host.is_deleted() {
+        return abort(pass, "the host leaves");
+    }
+    match state {
+        None => begin(pass),
+        Some((Status::True, Some(Reason::Initial | Reason::Onboarding))) => initial(pass),
+        Some((Status::True, Some(Reason::Testing))) => testing(pass),
+        Some((Status::True, Some(Reason::Handover))) => handover(pass),
+        Some((Status::False, Some(Reason::Succeeded))) => {
+            if let Ok(Some(identity)) = host.identity() {
+                register(pass, &identity);
+            }
+        }
+        Some((Status::False, Some(Reason::Aborted))) => {
+            let failed = pass
+                .status
+                .checks
+                .iter()
+                .any(|check| check.result == CheckResult::Failed);
+            if retry || !failed {
+                // Either somebody asked for it, or what had stopped it is over.
+                pass.status.checks.clear();
+                pass.unsay(Type::Onboarding);
+                begin(pass);
+            }
+        }
+        // An earlier operator did not get its test server removed, or wrote a word of its own.
+        Some(_) => abort(pass, "it was given up"),
+    }
+}
+
+/// Who the host is in Nova. `None` says what is waited for.
+fn identity(pass: &mut Pass) -> Option<Identity> {
+    let names = pass.host.names().join("\" or \"");
+    match pass.host.identity() {
+        Err(why) => {
+            pass.wait("Nova", why, None);
+            None
+        }
+        Ok(None) if pass.host.trouble.is_some() => {
+            // It may have registered since.
+            let why = pass.host.trouble.clone().unwrap_or_default();
+            pass.wait("Nova", format!("Nova does not answer: {why}"), None);
+            None
+        }
+        Ok(None) => {
+            pass.waits_for_nova = true;
+            let text = format!("nova-compute of \"{names}\" has not registered in Nova");
+            pass.wait("NovaRegistration", text, None);
+            None
+        }
+        Ok(Some(found)) if found.hypervisor_id.is_none() => {
+            pass.waits_for_nova = true;
+            let text = format!(
+                "nova-compute of \"{}\" has not told its resources",
+                found.host
+            );
+            pass.wait("NovaRegistration", text, None);
+            None
+        }
+        Ok(Some(found)) => {
+            register(pass, &found);
+            Some(found)
+        }
+    }
+}
+
+/// Keeps the ids, also when nova-compute has registered anew under others.
+fn register(pass: &mut Pass, identity: &Identity) {
+    pass.status.service_id = Some(identity.service.id.clone());
+    if let Some(id) = &identity.hypervisor_id {
+        pass.status.hypervisor_id = Some(id.clone());
+    }
+}
+
+fn begin(pass: &mut Pass) {
+    let Some(identity) = identity(pass) else {
+        return;
+    };
+    let oldest = pass.now - jiff::SignedDuration::from_secs(FRESH);
+    let host = pass.host;
+    let Some(remains) = host.reads.remains.as_ref().filter(|read| read.at >= oldest) else {
+        let provider = identity.hypervisor_id.clone();
+        let failure = pass.act(Action::ReadRemains {
+            host: identity.host,
+            provider,
+        });
+        let text = failure
+            .map_or("what runs on the host", |failure| &failure.text)
+            .to_owned();
+        return pass.wait("Nova", text, None);
+    };
+    let servers = remains.value.servers.len();
+    let spec = host.spec();
+    let wanted = spec.aggregates();
+    let joined = |name: &String| {
+        host.fleet.as_ref().is_ok_and(|fleet| {
+            fleet
+                .aggregates
+                .get(name)
+                .is_some_and(|one| one.hosts.contains(&identity.host))
+        })
+    };
+    // In the test aggregate it was on its way, and is enabled for the tests alone.
+    let on_its_way = joined(&host.settings.test_aggregate);
+    let in_service =
+        identity.is_enabled() && !on_its_way && !wanted.is_empty() && wanted.iter().all(joined);
+    if servers > 0 || in_service {
+        // A host at work is not pulled out of its aggregates to be tested: its object was lost.
+        let text = format!("adopted: the host is at work with {servers} instances");
+        return pass.say(Type::Onboarding, Status::False, Reason::Succeeded, text);
+    }
+    pass.status.checks.clear();
+    pass.forgive(&checks::OF_ATTEMPT);
+    pass.say(
+        Type::Onboarding,
+        Status::True,
+        Reason::Initial,
+        "the host is being prepared for its tests",
+    );
+    initial(pass);
+}
+
+fn skips_tests(pass: &Pass) -> bool {
+    pass.host.spec().skip_tests() || pass.host.settings.skip_tests
+}
+
+fn initial(pass: &mut Pass) {
+    let Some(identity) = identity(pass) else {
+        return;
+    };
+    if identity.is_enabled() {
+        return keep_away(pass, &identity);
+    }
+    if skips_tests(pass) {
+        for name in checks::ALL {
+            pass.set_check(
+                name,
+                CheckResult::Skipped,
+                "the tests are left out for this host",
+                None,
+            );
+        }
+        return pass.say(
+            Type::Onboarding,
+            Status::True,
+            Reason::Handover,
+            "waiting for traits and aggregates; the tests were left out",
+        );
+    }
+    if let Err((reason, why)) = checks::isolated(pass.host, &identity) {
+        return pass.wait(reason, why, None);
+    }
+    for name in checks::ALL {
+        pass.set_check(name, CheckResult::Pending, "", None);
+    }
+    pass.say(
+        Type::Onboarding,
+        Status::True,
+        Reason::Testing,
+        "the tests run",
+    );
+    testing(pass);
+}
+
+/// Disables the service.
+fn keep_away(pass: &mut Pass, identity: &Identity) {
+    let failure = pass.act(Action::DisableService {
+        id: identity.service.id.clone(),
+        reason: DISABLED_REASON.to_owned(),
+    });
+    let text = failure.map_or("the scheduler is kept away from the host", |failure| {
+        &failure.text
+    });
+    pass.wait("ServiceDisabled", text.to_owned(), None);
+}
+
+fn testing(pass: &mut Pass) {
+    let Some(identity) = identity(pass) else {
+        return;
+    };
+    match checks::decide(pass, &identity) {
+        checks::Progress::Running => {}
+        checks::Progress::Passed => {
+            if identity.is_enabled() {
+                return keep_away(pass, &identity);
+            }
+            pass.say(
+                Type::Onboarding,
+                Status::True,
+                Reason::Handover,
+                "the tests have passed; waiting for traits and aggregates",
+            );
+            handover(pass);
+        }
+        checks::Progress::Failed(why) => {
+            if identity.is_enabled() {
+                return keep_away(pass, &identity);
+            }
+            let name = &pass.host.name;
+            let text = format!("{why}; mend it and run `cobalt onboard retry {name}`");
+            pass.say(Type::Onboarding, Status::False, Reason::Aborted, text);
+        }
+    }
+}
+
+fn handover(pass: &mut Pass) {
+    let Some(identity) = identity(pass) else {
+        return;
+    };
+    if let Some(missing) = super::traits::missing(pass.host, &pass.status) {
+        return pass.wait("Traits", missing, None);
+    }
+    if let Some(missing) = super::aggregates::missing(pass.host, &identity) {
+        return pass.wait("Aggregates", missing, None);
+    }
+    if !identity.is_enabled() || identity.service.forced_down {
+        let failure = pass.act(Action::EnableService {
+            id: identity.service.id.clone(),
+        });
+        let text = failure.map_or("the scheduler is let to the host", |failure| &failure.text);
+        return pass.wait("ServiceEnabled", text.to_owned(), None);
+    }
+    pass.say(
+        Type::Onboarding,
+        Status::False,
+        Reason::Succeeded,
+        "the host takes workload",
+    );
+}
+
+/// Stops what is under way: removes the test server, then says so.
+fn abort(pass: &mut Pass, why: &str) {
+    if !matches!(pass.state(Type::Onboarding), Some((Status::True, _))) {
+        return;
+    }
+    if let Some(left) = checks::clean_up(pass) {
+        let text = format!("{why}; {left}");
+        pass.wait("TestServer", text.clone(), None);
+        return pass.say(Type::Onboarding, Status::True, Reason::Aborted, text);
+    }
+    pass.status.checks.clear();
+    pass.say(
+        Type::Onboarding,
+        Status::False,
+        Reason::Aborted,
+        format!("given up: {why}"),
+    );
+}

@@ -1,0 +1,1174 @@
+//! The controllers against a model of Nova, Placement and the API server: a life of a host from end
+//! to end, with actions that fail and a process that forgets everything at any moment.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use cobalt_api::conditions::{
+    self, EvictionCondition, HypervisorCondition as Type, Reason, Status, Wanted,
+};
+use cobalt_api::eviction::{Eviction, EvictionSpec, EvictionStatus};
+use cobalt_api::hypervisor::{CheckResult, Hypervisor, HypervisorSpec, Maintenance, Phase};
+use cobalt_api::names::{annotations, finalizers, labels, taints};
+use cobalt_openstack::compute::{Aggregate, ComputeService, ServiceStatus};
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::{Node, NodeSpec, Taint};
+use kube::ResourceExt;
+use proptest::prelude::*;
+
+use super::{decide, onboarding};
+use crate::action::Action;
+use crate::fleet::{Fleet, NovaHypervisor};
+use crate::host::{
+    Empty, Failure, Host, Known, Read, Reads, Remains, Settings, TestMigration, TestProject,
+    TestServer,
+};
+use crate::pass::{Pass, own};
+
+const HOST: &str = "hv1";
+const PEER: &str = "hv2";
+const PROVIDER: &str = "11111111-0000-4000-8000-000000000001";
+const PROJECT: &str = "test-project";
+
+/// Nova, Placement and the API server, as far as one host is concerned.
+#[derive(Debug, Clone)]
+struct Model {
+    now: Timestamp,
+    hypervisor: Known,
+    node: Option<Node>,
+    eviction: Option<Eviction>,
+    fleet: Fleet,
+    test: Option<TestServer>,
+    /// Polls until the test server runs.
+    boots_in: u32,
+    boot_fails: bool,
+    servers: BTreeSet<String>,
+    allocations: BTreeSet<String>,
+    provider: bool,
+    /// Nova does not get the provider removed with the service.
+    leaves_provider: bool,
+    pods: bool,
+    peers: Vec<String>,
+    reads: Reads,
+    failures: BTreeMap<&'static str, Failure>,
+    settings: Settings,
+    done: Vec<Action>,
+    released: bool,
+}
+
+fn service(enabled: bool) -> ComputeService {
+    serde_json::from_value(serde_json::json!({
+        "id": "service-1", "binary": "nova-compute", "host": HOST, "zone": "nova",
+        "status": if enabled { "enabled" } else { "disabled" }, "state": "up",
+        "disabled_reason": null, "forced_down": false, "updated_at": null,
+    }))
+    .unwrap()
+}
+
+fn aggregate(id: i64, name: &str, zone: bool, filter: Option<&str>) -> Aggregate {
+    let metadata: BTreeMap<String, String> = filter
+        .map(|project| ("filter_tenant_id".to_owned(), project.to_owned()))
+        .into_iter()
+        .collect();
+    serde_json::from_value(serde_json::json!({
+        "id": id, "uuid": format!("uuid-{id}"), "name": name, "hosts": [],
+        "availability_zone": zone.then_some(name), "metadata": metadata,
+    }))
+    .unwrap()
+}
+
+impl Model {
+    fn new() -> Self {
+        let mut object = Hypervisor::new(
+            HOST,
+            HypervisorSpec {
+                lifecycle_enabled: Some(true),
+                skip_tests: Some(false),
+                custom_traits: Some(vec!["CUSTOM_FAST".to_owned()]),
+                aggregates: Some(vec!["special".to_owned(), "zone-a".to_owned()]),
+                ..HypervisorSpec::default()
+            },
+        );
+        object.metadata.uid = Some("uid-1".to_owned());
+        object.metadata.finalizers = Some(vec![finalizers::REGISTERED_HOST.to_owned()]);
+        object
+            .labels_mut()
+            .insert(labels::ZONE.to_owned(), "zone-a".to_owned());
+        let mut node = Node::default();
+        node.metadata.name = Some(HOST.to_owned());
+        node.labels_mut()
+            .insert(labels::ZONE.to_owned(), "zone-a".to_owned());
+        let mut fleet = Fleet::default();
+        fleet.services.insert(HOST.to_owned(), service(true));
+        let hypervisor = NovaHypervisor {
+            id: PROVIDER.to_owned(),
+            hostname: HOST.to_owned(),
+        };
+        fleet.hypervisors.insert(HOST.to_owned(), vec![hypervisor]);
+        for one in [
+            aggregate(1, "zone-a", true, None),
+            aggregate(2, "special", false, None),
+            aggregate(3, "tenant_filter_tests", false, Some(PROJECT)),
+            aggregate(4, "by-hand", false, None),
+        ] {
+            fleet.aggregates.insert(one.name.clone(), one);
+        }
+        fleet.traits.insert("CUSTOM_FAST".to_owned(), [].into());
+        let mut model = Self {
+            now: "2026-11-17T12:00:00Z".parse().unwrap(),
+            hypervisor: Known {
+                object,
+                ..Known::default()
+            },
+            node: Some(node),
+            eviction: None,
+            fleet,
+            test: None,
+            boots_in: 2,
+            boot_fails: false,
+            servers: BTreeSet::new(),
+            allocations: BTreeSet::new(),
+            provider: true,
+            leaves_provider: false,
+            pods: false,
+            peers: vec![PEER.to_owned()],
+            reads: Reads::default(),
+            failures: BTreeMap::new(),
+            settings: Settings::default(),
+            done: Vec::new(),
+            released: false,
+        };
+        model.agent_says(Type::LibVirtConnection, Status::True, Reason::Connected);
+        model
+    }
+
+    fn agent_says(&mut self, condition: Type, status: Status, reason: Reason) {
+        let all = &mut self
+            .hypervisor
+            .object
+            .status
+            .get_or_insert_default()
+            .conditions;
+        let new = Wanted {
+            condition,
+            status,
+            reason,
+            message: "said".to_owned(),
+            observed_generation: None,
+        };
+        let new = new.build(all, self.now);
+        conditions::set(all, new);
+    }
+
+    fn host(&self) -> Host {
+        Host {
+            name: HOST.to_owned(),
+            node: self.node.clone().map(Arc::new),
+            hypervisor: Some(Arc::new(self.hypervisor.clone())),
+            eviction: self.eviction.clone().map(Arc::new),
+            ovs: None,
+            fleet: Ok(Arc::new(self.fleet.clone())),
+            trouble: None,
+            testbed: Ok(Arc::new(TestProject {
+                id: PROJECT.to_owned(),
+            })),
+            peers: self.peers.clone(),
+            reads: self.reads.clone(),
+            failures: self.failures.clone(),
+            settings: Arc::new(self.settings.clone()),
+        }
+    }
+
+    /// Decides, writes, acts. Returns whether anything was written or done.
+    fn turn(&mut self, fails: bool) -> bool {
+        let host = self.host();
+        let mut pass = Pass::new(&host, self.now);
+        decide(&mut pass);
+        let wanted = pass.status.clone();
+        let actions = std::mem::take(&mut pass.actions);
+        for name in &pass.forgiven {
+            self.failures.remove(name);
+        }
+        let before = own(&self.hypervisor.status());
+        let changed = before != own(&wanted);
+        self.hypervisor.object.status = Some(wanted);
+        // The node follows, as the objects of a node do.
+        if self.leaves()
+            && self.evicted()
+            && let Some(node) = &mut self.node
+        {
+            node.spec = Some(NodeSpec {
+                taints: Some(vec![Taint {
+                    key: taints::OFFBOARDING.to_owned(),
+                    effect: "NoExecute".to_owned(),
+                    ..Taint::default()
+                }]),
+                ..NodeSpec::default()
+            });
+        }
+        for action in &actions {
+            if fails {
+                let failure = Failure {
+                    count: 0,
+                    text: format!("{} failed", action.name()),
+                    retry_at: self.now + SignedDuration::from_secs(2),
+                };
+                self.failures.insert(action.name(), failure);
+            } else {
+                self.failures.remove(action.name());
+                self.act(action);
+                self.done.push(action.clone());
+            }
+        }
+        self.holds();
+        changed || !actions.is_empty()
+    }
+
+    fn leaves(&self) -> bool {
+        self.hypervisor.object.spec.maintenance() == Maintenance::Termination
+    }
+
+    fn evicted(&self) -> bool {
+        self.state(Type::Evicting) == Some((Status::False, Some(Reason::Succeeded)))
+    }
+
+    fn act(&mut self, action: &Action) {
+        let now = self.now;
+        match action {
+            Action::DisableService { reason, .. } => {
+                let service = self.fleet.services.get_mut(HOST).unwrap();
+                service.status = ServiceStatus::Disabled;
+                service.disabled_reason = Some(reason.clone());
+            }
+            Action::EnableService { .. } => {
+                let service = self.fleet.services.get_mut(HOST).unwrap();
+                service.status = ServiceStatus::Enabled;
+                service.disabled_reason = None;
+            }
+            Action::JoinAggregate { name, host, .. } => {
+                self.fleet
+                    .aggregates
+                    .get_mut(name)
+                    .unwrap()
+                    .hosts
+                    .insert(host.clone());
+            }
+            Action::LeaveAggregate { name, host, .. } => {
+                self.fleet
+                    .aggregates
+                    .get_mut(name)
+                    .unwrap()
+                    .hosts
+                    .remove(host);
+            }
+            Action::SetTraits { add, remove, .. } => {
+                for name in add {
+                    self.fleet
+                        .traits
+                        .entry(name.clone())
+                        .or_default()
+                        .insert(PROVIDER.to_owned());
+                }
+                for name in remove {
+                    self.fleet
+                        .traits
+                        .entry(name.clone())
+                        .or_default()
+                        .remove(PROVIDER);
+                }
+                let present = self
+                    .fleet
+                    .traits
+                    .iter()
+                    .filter(|(_, all)| all.contains(PROVIDER));
+                let value = present.map(|(name, _)| name.clone()).collect();
+                self.reads.traits = Some(Read { at: now, value });
+            }
+            Action::ReadTest { .. } => {
+                if let Some(server) = &mut self.test
+                    && server.status == "BUILD"
+                {
+                    self.boots_in = self.boots_in.saturating_sub(1);
+                    if self.boots_in == 0 && self.boot_fails {
+                        server.status = "ERROR".to_owned();
+                        server.fault = Some("No valid host was found".to_owned());
+                    } else if self.boots_in == 0 {
+                        server.status = "ACTIVE".to_owned();
+                        server.spoke = true;
+                    }
+                }
+                let value = self.test.clone().into_iter().collect();
+                self.reads.test = Some(Read { at: now, value });
+            }
+            Action::CreateTest { host, .. } => {
+                assert!(self.test.is_none(), "a second test server");
+                let enabled = self.fleet.services[HOST].status == ServiceStatus::Enabled;
+                assert!(enabled, "Nova gives a disabled host no server");
+                self.boots_in = 2;
+                self.test = Some(TestServer {
+                    id: "server-1".to_owned(),
+                    status: "BUILD".to_owned(),
+                    host: Some(host.clone()),
+                    ..TestServer::default()
+                });
+                self.reads.test = None;
+            }
+            Action::DeleteTest { .. } => {
+                self.test = None;
+                self.reads.test = None;
+            }
+            Action::MigrateTest { to, .. } => {
+                let server = self.test.as_mut().unwrap();
+                server.host = Some(to.clone());
+                server.migration = Some(TestMigration {
+                    to: Some(to.clone()),
+                    status: "completed".to_owned(),
+                    ended: true,
+                    succeeded: true,
+                });
+                self.reads.test = None;
+            }
+            Action::CreateEviction { reason, .. } => {
+                let spec = EvictionSpec {
+                    hypervisor: HOST.to_owned(),
+                    reason: reason.clone(),
+                    ..EvictionSpec::default()
+                };
+                let mut eviction = Eviction::new(HOST, spec);
+                eviction.metadata.uid = Some("eviction-1".to_owned());
+                eviction.metadata.owner_references = Some(vec![
+                    k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference {
+                        kind: "Hypervisor".to_owned(),
+                        controller: Some(true),
+                        ..Default::default()
+                    },
+                ]);
+                self.eviction = Some(eviction);
+            }
+            Action::DeleteEviction { .. } => self.eviction = None,
+            Action::ClearRetry => {
+                self.hypervisor
+                    .object
+                    .annotations_mut()
+                    .remove(annotations::RETRY_ONBOARDING);
+            }
+            Action::ReadNode => {
+                let value = self.node.is_some();
+                self.reads.node = Some(Read { at: now, value });
+            }
+            Action::ReadPods => {
+                let value = Vec::new();
+                self.pods = false;
+                self.reads.pods = Some(Read { at: now, value });
+            }
+            Action::ReadRemains { .. } => self.read_remains(),
+            Action::DeleteAllocations { consumers } => {
+                for consumer in consumers {
+                    assert!(!self.servers.contains(consumer), "it lives");
+                    self.allocations.remove(consumer);
+                }
+                self.reads.remains = None;
+            }
+            Action::DeleteProviders { .. } => {
+                assert!(self.allocations.is_empty() && self.servers.is_empty());
+                self.provider = false;
+                self.reads.remains = None;
+            }
+            Action::DeleteService { .. } => {
+                assert!(self.servers.is_empty(), "Nova refuses it");
+                assert!(self.provider, "Nova fails without the provider");
+                self.provider = self.leaves_provider;
+                self.fleet.services.clear();
+                self.fleet.hypervisors.clear();
+                for one in self.fleet.aggregates.values_mut() {
+                    one.hosts.remove(HOST);
+                }
+                self.reads.remains = None;
+            }
+            Action::Release => {
+                self.released = true;
+                self.hypervisor.object.metadata.finalizers = None;
+            }
+        }
+    }
+
+    fn read_remains(&mut self) {
+        let consumers: BTreeSet<String> = self.allocations.union(&self.servers).cloned().collect();
+        let value = Remains {
+            servers: self.servers.clone(),
+            service: self
+                .fleet
+                .services
+                .get(HOST)
+                .map(|service| service.id.clone()),
+            providers: self
+                .provider
+                .then(|| (PROVIDER.to_owned(), consumers))
+                .into_iter()
+                .collect(),
+            alive: self.servers.clone(),
+        };
+        let first = self.reads.empty.map_or(self.now, |empty| empty.first);
+        self.reads.empty = value.is_empty().then_some(Empty {
+            first,
+            last: self.now,
+        });
+        self.reads.remains = Some(Read {
+            at: self.now,
+            value,
+        });
+    }
+
+    /// What is true at every moment.
+    fn holds(&self) {
+        let enabled = self
+            .fleet
+            .services
+            .get(HOST)
+            .is_some_and(|service| service.status == ServiceStatus::Enabled);
+        let onboarding = self.state(Type::Onboarding);
+        let in_test = self.is_in("tenant_filter_tests");
+        if matches!(onboarding, Some((Status::True, Some(Reason::Testing)))) && enabled {
+            assert!(in_test, "tenants can reach a host under test");
+        }
+        if matches!(onboarding, Some((Status::True, Some(Reason::Handover)))) && enabled {
+            let all = ["zone-a", "special"].iter().all(|name| self.is_in(name));
+            assert!(all && !in_test, "enabled before its aggregates are right");
+            let wanted = self.hypervisor.object.spec.custom_traits();
+            assert!(
+                self.has_trait() || wanted.is_empty(),
+                "enabled before its traits are right"
+            );
+        }
+        assert!(self.is_in("by-hand") == self.by_hand(), "it is not ours");
+    }
+
+    fn by_hand(&self) -> bool {
+        self.fleet.aggregates["by-hand"].hosts.contains("marker")
+            && self.fleet.services.contains_key(HOST)
+    }
+
+    fn has_trait(&self) -> bool {
+        self.fleet.traits["CUSTOM_FAST"].contains(PROVIDER)
+    }
+
+    fn is_in(&self, name: &str) -> bool {
+        self.fleet.aggregates[name].hosts.contains(HOST)
+    }
+
+    fn state(&self, condition: Type) -> Option<(Status, Option<Reason>)> {
+        let all = &self.hypervisor.object.status.as_ref()?.conditions;
+        Some((
+            conditions::status(all, condition)?,
+            conditions::reason(all, condition),
+        ))
+    }
+
+    fn phase(&self) -> Option<Phase> {
+        self.hypervisor.object.status.as_ref()?.phase
+    }
+
+    /// Turns until nothing changes any more.
+    fn settle(&mut self) {
+        for _ in 0..400 {
+            if !self.turn(false) {
+                self.now += SignedDuration::from_secs(6);
+                if !self.turn(false) {
+                    return;
+                }
+            }
+            self.now += SignedDuration::from_secs(1);
+        }
+        panic!("it never ends: {:?}", self.hypervisor.object.status);
+    }
+
+    /// The eviction engine has done its work.
+    fn eviction_ends(&mut self, reason: Reason) {
+        let eviction = self.eviction.as_mut().unwrap();
+        let wanted = Wanted {
+            condition: EvictionCondition::Evicting,
+            status: Status::False,
+            reason,
+            message: "ended".to_owned(),
+            observed_generation: None,
+        };
+        eviction.status = Some(EvictionStatus {
+            conditions: vec![wanted.build(&[], self.now)],
+            ..EvictionStatus::default()
+        });
+        if reason == Reason::Succeeded {
+            self.servers.clear();
+        }
+    }
+
+    fn maintain(&mut self, mode: Maintenance) {
+        self.hypervisor.object.spec.maintenance = Some(mode);
+        self.hypervisor.object.spec.maintenance_reason = Some("a fan".to_owned());
+    }
+
+    fn check(&self, name: &str) -> CheckResult {
+        let checks = &self.hypervisor.object.status.as_ref().unwrap().checks;
+        checks
+            .iter()
+            .find(|check| check.name == name)
+            .unwrap()
+            .result
+    }
+
+    fn onboarded() -> Self {
+        let mut model = Self::new();
+        model.settle();
+        assert_eq!(model.phase(), Some(Phase::Active));
+        model.done.clear();
+        model
+    }
+
+    fn did(&self, name: &str) -> bool {
+        self.done.iter().any(|action| action.name() == name)
+    }
+}
+
+#[test]
+fn a_new_host_becomes_active() {
+    let mut model = Model::new();
+    model.settle();
+    assert_eq!(model.phase(), Some(Phase::Active));
+    assert_eq!(
+        model.state(Type::Ready),
+        Some((Status::True, Some(Reason::Ready)))
+    );
+    assert!(model.is_in("zone-a") && model.is_in("special") && !model.is_in("tenant_filter_tests"));
+    assert!(model.has_trait() && model.test.is_none());
+    for name in ["libvirt", "boot", "migrate-out", "migrate-in"] {
+        assert_eq!(model.check(name), CheckResult::Passed, "{name}");
+    }
+    for name in ["bridges", "storage"] {
+        assert_eq!(model.check(name), CheckResult::Skipped, "{name}");
+    }
+    // Nothing is done any more, and nothing written.
+    model.done.clear();
+    assert!(!model.turn(false));
+}
+
+#[test]
+fn w17_service_stays_disabled_until_tests_pass() {
+    let mut model = Model::new();
+    model.turn(false);
+    // The ids, the condition and the intent are one write, and the first action keeps tenants away.
+    model.turn(false);
+    assert_eq!(
+        model.state(Type::Onboarding),
+        Some((Status::True, Some(Reason::Initial)))
+    );
+    let status = model.hypervisor.object.status.clone().unwrap();
+    assert_eq!(status.service_id.as_deref(), Some("service-1"));
+    assert!(matches!(
+        model.done.last(),
+        Some(Action::JoinAggregate { .. } | Action::DisableService { .. })
+    ));
+    assert!(model.did("disable-service"));
+    // `holds` has looked after the rest at every turn.
+    model.settle();
+}
+
+#[test]
+fn w17_an_open_test_aggregate_lets_nobody_in() {
+    let mut model = Model::new();
+    model
+        .fleet
+        .aggregates
+        .get_mut("tenant_filter_tests")
+        .unwrap()
+        .metadata
+        .clear();
+    for _ in 0..50 {
+        model.turn(false);
+        model.now += SignedDuration::from_secs(5);
+    }
+    assert_eq!(model.fleet.services[HOST].status, ServiceStatus::Disabled);
+    let wait = model.hypervisor.object.status.unwrap().waiting_for.unwrap();
+    assert!(wait.message.unwrap().contains("filter_tenant_id"));
+}
+
+#[test]
+fn w13_w14_w19_a_failed_test_is_a_state_with_a_way_back() {
+    let mut model = Model::new();
+    model.boot_fails = true;
+    model.settle();
+    assert_eq!(model.phase(), Some(Phase::Aborted));
+    assert_eq!(model.check("boot"), CheckResult::Failed);
+    let creates = model
+        .done
+        .iter()
+        .filter(|action| action.name() == "create-test")
+        .count();
+    assert_eq!(creates, 3, "the attempts are counted");
+    assert!(model.test.is_none(), "nothing is left");
+    assert_eq!(model.fleet.services[HOST].status, ServiceStatus::Disabled);
+    let text = {
+        let all = &model.hypervisor.object.status.as_ref().unwrap().conditions;
+        conditions::find(all, Type::Onboarding)
+            .unwrap()
+            .message
+            .clone()
+    };
+    assert!(
+        text.contains("No valid host") && text.contains("cobalt onboard retry hv1"),
+        "{text}"
+    );
+
+    model.boot_fails = false;
+    model
+        .hypervisor
+        .object
+        .annotations_mut()
+        .insert(annotations::RETRY_ONBOARDING.to_owned(), "now".to_owned());
+    model.settle();
+    assert_eq!(model.phase(), Some(Phase::Active));
+    assert!(
+        model.hypervisor.object.annotations().is_empty(),
+        "the wish was heard once"
+    );
+}
+
+#[test]
+fn w13_a_dead_end_of_the_operator_before_is_left() {
+    let mut model = Model::new();
+    model.agent_says(Type::Onboarding, Status::True, Reason::Aborted);
+    model.test = Some(TestServer::default());
+    model.settle();
+    assert_eq!(model.phase(), Some(Phase::Active));
+    assert!(model.did("delete-test"));
+}
+
+#[test]
+fn w15_a_host_without_traits_leaves_handover() {
+    let mut model = Model::new();
+    model.hypervisor.object.spec.custom_traits = Some(Vec::new());
+    model.settle();
+    assert_eq!(model.phase(), Some(Phase::Active));
+    assert_eq!(
+        model.state(Type::TraitsUpdated),
+        Some((Status::True, Some(Reason::Succeeded)))
+    );
+    assert!(!model.did("set-traits"));
+}
+
+#[test]
+fn a_restart_in_handover_does_not_go_back() {
+    let mut model = Model::new();
+    for _ in 0..100 {
+        let state = model.state(Type::Onboarding);
+        if state == Some((Status::True, Some(Reason::Handover)))
+            && model.has_trait()
+            && !model.is_in("tenant_filter_tests")
+        {
+            break;
+        }
+        model.turn(false);
+        model.now += SignedDuration::from_secs(2);
+    }
+    assert_eq!(
+        model.state(Type::Onboarding),
+        Some((Status::True, Some(Reason::Handover)))
+    );
+    // A new process has not asked Placement yet.
+    let known = std::mem::take(&mut model.fleet.traits);
+    model.reads = Reads::default();
+    model.done.clear();
+    model
+        .fleet
+        .traits
+        .insert("CUSTOM_OTHER".to_owned(), [].into());
+    let host = model.host();
+    let mut pass = Pass::new(&host, model.now);
+    decide(&mut pass);
+    assert_eq!(pass.actions, []);
+    model.fleet.traits = known;
+    model.settle();
+    assert_eq!(model.phase(), Some(Phase::Active));
+}
+
+#[test]
+fn w21_new_ids_of_a_host_are_taken() {
+    let mut model = Model::onboarded();
+    let mut service = service(true);
+    service.id = "service-2".to_owned();
+    model.fleet.services.insert(HOST.to_owned(), service);
+    model.settle();
+    let status = model.hypervisor.object.status.unwrap();
+    assert_eq!(status.service_id.as_deref(), Some("service-2"));
+}
+
+#[test]
+fn w22_drift_is_repaired_and_a_strangers_decision_told() {
+    let mut model = Model::onboarded();
+    model
+        .fleet
+        .aggregates
+        .get_mut("special")
+        .unwrap()
+        .hosts
+        .clear();
+    model.fleet.traits.get_mut("CUSTOM_FAST").unwrap().clear();
+    model.settle();
+    assert!(model.is_in("special") && model.has_trait());
+
+    let service = model.fleet.services.get_mut(HOST).unwrap();
+    service.status = ServiceStatus::Disabled;
+    service.disabled_reason = Some("bad disk".to_owned());
+    model.done.clear();
+    model.settle();
+    assert!(!model.did("enable-service"), "somebody had a reason");
+    assert_eq!(
+        model.state(Type::Ready),
+        Some((Status::False, Some(Reason::NotReady)))
+    );
+    let service = model.fleet.services.get_mut(HOST).unwrap();
+    service.status = ServiceStatus::Enabled;
+    model.settle();
+    assert_eq!(
+        model.state(Type::Ready),
+        Some((Status::True, Some(Reason::Ready)))
+    );
+}
+
+#[test]
+fn w23_what_somebody_did_by_hand_stays() {
+    let mut model = Model::new();
+    let by_hand = model.fleet.aggregates.get_mut("by-hand").unwrap();
+    by_hand.hosts.extend([HOST.to_owned(), "marker".to_owned()]);
+    model
+        .fleet
+        .traits
+        .insert("CUSTOM_THEIRS".to_owned(), [PROVIDER.to_owned()].into());
+    model.settle();
+    model.hypervisor.object.spec.aggregates = Some(vec!["zone-a".to_owned()]);
+    model.hypervisor.object.spec.custom_traits = Some(Vec::new());
+    model.settle();
+    assert!(model.is_in("by-hand") && !model.is_in("special"));
+    assert!(!model.has_trait() && model.fleet.traits["CUSTOM_THEIRS"].contains(PROVIDER));
+}
+
+#[test]
+fn w31_a_host_at_work_is_adopted_and_not_tested() {
+    let mut model = Model::new();
+    model.servers.insert("vm-1".to_owned());
+    for name in ["zone-a", "special"] {
+        model
+            .fleet
+            .aggregates
+            .get_mut(name)
+            .unwrap()
+            .hosts
+            .insert(HOST.to_owned());
+    }
+    model.settle();
+    assert_eq!(model.phase(), Some(Phase::Active));
+    assert!(!model.did("disable-service") && !model.did("leave-aggregate"));
+    assert!(!model.is_in("tenant_filter_tests"));
+}
+
+#[test]
+fn w1_a_failed_eviction_is_not_an_empty_host() {
+    for reason in [
+        Reason::Failed,
+        Reason::PartiallyFailed,
+        Reason::Cancelled,
+        Reason::TimedOut,
+    ] {
+        let mut model = Model::onboarded();
+        model.servers.insert("vm-1".to_owned());
+        model.maintain(Maintenance::Termination);
+        model.settle();
+        assert_eq!(model.phase(), Some(Phase::Evicting));
+        model.eviction_ends(reason);
+        model.settle();
+        let status = model.hypervisor.object.status.clone().unwrap();
+        assert_eq!(status.evicted, Some(false));
+        assert_eq!(
+            model.state(Type::Evicting),
+            Some((Status::False, Some(reason)))
+        );
+        assert_eq!(
+            model.state(Type::Offboarded).map(|(status, _)| status),
+            Some(Status::False)
+        );
+        assert!(model.is_in("zone-a"), "the aggregates stay");
+        assert!(!model.did("delete-service"));
+    }
+}
+
+#[test]
+fn maintenance_disables_evicts_and_comes_back() {
+    let mut model = Model::onboarded();
+    model.servers.insert("vm-1".to_owned());
+    model.maintain(Maintenance::Manual);
+    model.settle();
+    let reason = model.fleet.services[HOST].disabled_reason.clone().unwrap();
+    assert_eq!(reason, "Hypervisor CRD: spec.maintenance=manual: a fan");
+    assert_eq!(model.phase(), Some(Phase::Evicting));
+    assert!(model.eviction.is_some());
+    // The text follows the mode.
+    model.maintain(Maintenance::Auto);
+    model.settle();
+    let reason = model.fleet.services[HOST].disabled_reason.clone().unwrap();
+    assert!(reason.contains("spec.maintenance=auto"));
+    // In the middle of it: called off, and enabled again.
+    model.maintain(Maintenance::Unset);
+    model.settle();
+    assert_eq!(model.phase(), Some(Phase::Active));
+    assert!(model.eviction.is_none() && model.state(Type::Evicting).is_none());
+    assert_eq!(model.fleet.services[HOST].status, ServiceStatus::Enabled);
+    // And to the end.
+    model.maintain(Maintenance::Manual);
+    model.settle();
+    model.eviction_ends(Reason::Succeeded);
+    model.settle();
+    assert_eq!(model.phase(), Some(Phase::Maintenance));
+    assert_eq!(
+        model.state(Type::Ready),
+        Some((Status::False, Some(Reason::Evicted)))
+    );
+    model.maintain(Maintenance::Unset);
+    model.settle();
+    assert_eq!(model.phase(), Some(Phase::Active));
+}
+
+#[test]
+fn w11_the_eviction_of_an_earlier_maintenance_says_nothing() {
+    let mut model = Model::onboarded();
+    model.maintain(Maintenance::Manual);
+    model.settle();
+    model.eviction_ends(Reason::Succeeded);
+    let going = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(model.now);
+    model.eviction.as_mut().unwrap().metadata.deletion_timestamp = Some(going);
+    model.settle();
+    assert_ne!(
+        model.hypervisor.object.status.as_ref().unwrap().evicted,
+        Some(true)
+    );
+}
+
+#[test]
+fn ha_is_left_to_others_and_w95_so_is_an_unmanaged_host() {
+    let mut model = Model::onboarded();
+    model.maintain(Maintenance::Ha);
+    model.settle();
+    assert_eq!(model.done, []);
+    let mut model = Model::onboarded();
+    model.hypervisor.object.spec.lifecycle_enabled = Some(false);
+    model.maintain(Maintenance::Manual);
+    model.settle();
+    assert_eq!(model.done, []);
+}
+
+#[test]
+fn w32_w33_offboarding_leaves_nothing_behind() {
+    let mut model = Model::onboarded();
+    model.allocations.insert("a-dead-consumer".to_owned());
+    model.maintain(Maintenance::Termination);
+    model.settle();
+    model.eviction_ends(Reason::Succeeded);
+    model.settle();
+    assert_eq!(model.phase(), Some(Phase::Decommissioned));
+    assert!(!model.provider && model.allocations.is_empty());
+    assert!(model.fleet.services.is_empty());
+    assert!(
+        model
+            .fleet
+            .aggregates
+            .values()
+            .all(|one| !one.hosts.contains(HOST))
+    );
+    let names: Vec<_> = model.done.iter().map(Action::name).collect();
+    let at = |name| names.iter().position(|one| *one == name).unwrap();
+    assert!(at("delete-allocations") < at("delete-service"));
+}
+
+#[test]
+fn w33_a_provider_that_nova_leaves_behind_is_removed() {
+    let mut model = Model::onboarded();
+    model.leaves_provider = true;
+    model.maintain(Maintenance::Termination);
+    model.settle();
+    model.eviction_ends(Reason::Succeeded);
+    model.settle();
+    assert_eq!(model.phase(), Some(Phase::Decommissioned));
+    assert!(!model.provider);
+    let names: Vec<_> = model.done.iter().map(Action::name).collect();
+    let at = |name| names.iter().position(|one| *one == name).unwrap();
+    assert!(at("delete-service") < at("delete-providers"));
+}
+
+#[test]
+fn offboarding_waits_for_what_lives() {
+    let mut model = Model::onboarded();
+    model.maintain(Maintenance::Termination);
+    model.settle();
+    model.eviction_ends(Reason::Succeeded);
+    // One came after the eviction had looked.
+    model.servers.insert("vm-late".to_owned());
+    for _ in 0..20 {
+        model.turn(false);
+        model.now += SignedDuration::from_secs(6);
+    }
+    assert!(!model.did("delete-service") && !model.did("delete-providers"));
+    let wait = model
+        .hypervisor
+        .object
+        .status
+        .as_ref()
+        .unwrap()
+        .waiting_for
+        .clone()
+        .unwrap();
+    assert!(wait.message.unwrap().contains("vm-late"));
+    model.servers.clear();
+    model.settle();
+    assert_eq!(model.phase(), Some(Phase::Decommissioned));
+}
+
+#[test]
+fn w30_a_node_that_is_gone_is_not_a_silent_delete() {
+    let mut model = Model::onboarded();
+    model.servers.insert("vm-1".to_owned());
+    model.node = None;
+    let going = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(model.now);
+    model.hypervisor.object.metadata.deletion_timestamp = Some(going);
+    for _ in 0..20 {
+        model.turn(false);
+        model.now += SignedDuration::from_secs(6);
+    }
+    assert!(!model.released && !model.did("delete-service"));
+    assert_eq!(model.fleet.services[HOST].status, ServiceStatus::Disabled);
+    model.servers.clear();
+    model.settle();
+    assert!(model.released && model.fleet.services.is_empty() && !model.provider);
+}
+
+#[test]
+fn a_hypervisor_deleted_by_hand_is_let_go_and_nothing_is_removed() {
+    let mut model = Model::onboarded();
+    let going = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(model.now);
+    model.hypervisor.object.metadata.deletion_timestamp = Some(going);
+    model.turn(false);
+    assert!(model.released && !model.fleet.services.is_empty());
+    assert_eq!(model.done, [Action::Release]);
+}
+
+#[test]
+fn a_hypervisor_deleted_during_its_tests_leaves_no_test_server() {
+    let mut model = Model::new();
+    while model.test.is_none() {
+        model.turn(false);
+        model.now += SignedDuration::from_secs(1);
+    }
+    let going = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(model.now);
+    model.hypervisor.object.metadata.deletion_timestamp = Some(going);
+    while !model.released {
+        model.turn(false);
+        model.now += SignedDuration::from_secs(1);
+    }
+    assert!(model.test.is_none(), "nobody knows its name any more");
+
+    // Made anew, and still enabled for the tests: that is no host at work.
+    let object = &mut model.hypervisor.object;
+    object.metadata.deletion_timestamp = None;
+    object.metadata.finalizers = Some(vec![finalizers::REGISTERED_HOST.to_owned()]);
+    object.status = None;
+    model.agent_says(Type::LibVirtConnection, Status::True, Reason::Connected);
+    model.settle();
+    assert_eq!(model.phase(), Some(Phase::Active));
+    assert_eq!(model.check("boot"), CheckResult::Passed);
+}
+
+#[test]
+fn an_attempt_begins_without_the_failures_of_the_last_one() {
+    let mut model = Model::new();
+    while model.state(Type::Onboarding) != Some((Status::True, Some(Reason::Testing))) {
+        model.turn(false);
+        model.now += SignedDuration::from_secs(1);
+    }
+    // Nova has refused the server for good.
+    let failure = Failure {
+        count: 3,
+        text: "not with this flavor".to_owned(),
+        retry_at: model.now + SignedDuration::from_secs(60),
+    };
+    model.failures.insert("create-test", failure);
+    model.settle();
+    assert_eq!(model.phase(), Some(Phase::Active));
+    let attempt = model.hypervisor.object.status.unwrap().checks;
+    let boot = attempt.iter().find(|check| check.name == "boot");
+    assert_eq!(boot.and_then(|boot| boot.attempt), Some(2));
+}
+
+#[test]
+fn a_host_that_nova_has_lost_is_not_ready() {
+    let mut model = Model::onboarded();
+    model.fleet.services.clear();
+    model.turn(false);
+    assert_eq!(
+        model.state(Type::Ready),
+        Some((Status::False, Some(Reason::NotReady)))
+    );
+}
+
+#[test]
+fn taking_over_an_onboarded_host_writes_nothing_to_nova() {
+    let mut model = Model::onboarded();
+    // As the deployed operator leaves a host: its own words, and none of ours.
+    let status = model.hypervisor.object.status.as_mut().unwrap();
+    status.phase = None;
+    status.checks.clear();
+    status.owned_traits = None;
+    status.owned_aggregates = None;
+    for condition in &mut status.conditions {
+        condition.message = "in its own words".to_owned();
+    }
+    model.reads = Reads::default();
+    model.settle();
+    assert_eq!(model.done, []);
+    assert_eq!(model.phase(), Some(Phase::Active));
+    let status = model.hypervisor.object.status.unwrap();
+    assert_eq!((status.owned_traits, status.owned_aggregates), (None, None));
+}
+
+#[test]
+fn an_unknown_nova_changes_nothing() {
+    let model = Model::onboarded();
+    let mut host = model.host();
+    host.fleet = Err("Nova does not answer: no route".to_owned());
+    let mut pass = Pass::new(&host, model.now);
+    decide(&mut pass);
+    assert_eq!(pass.actions, []);
+    assert_eq!(own(&pass.status), own(&model.hypervisor.status()));
+}
+
+#[test]
+fn w16_nobody_waits_for_an_absent_ha_service() {
+    let model = Model::onboarded();
+    assert!(model.hypervisor.object.spec.high_availability());
+    assert_eq!(model.state(Type::HaEnabled), None);
+}
+
+#[test]
+fn skipped_tests_never_open_the_host_early() {
+    let mut model = Model::new();
+    model.hypervisor.object.spec.skip_tests = Some(true);
+    model.settle();
+    assert_eq!(model.phase(), Some(Phase::Active));
+    assert!(!model.did("create-test"));
+    let enables = model
+        .done
+        .iter()
+        .filter(|action| action.name() == "enable-service")
+        .count();
+    assert_eq!(enables, 1);
+    assert!(onboarding::DISABLED_REASON.len() < 255);
+}
+
+/// What happens to a host beside its own life.
+#[derive(Debug, Clone, Copy)]
+enum Blow {
+    Nothing,
+    ActionsFail,
+    ProcessDies,
+    LifecycleOff,
+    LifecycleOn,
+    BootFails,
+    BootWorks,
+    Retry,
+    TimePasses,
+}
+
+fn blows() -> impl Strategy<Value = Vec<Blow>> {
+    let one = prop_oneof![
+        6 => Just(Blow::Nothing),
+        3 => Just(Blow::ActionsFail),
+        2 => Just(Blow::ProcessDies),
+        1 => Just(Blow::LifecycleOff),
+        1 => Just(Blow::LifecycleOn),
+        1 => Just(Blow::BootFails),
+        1 => Just(Blow::BootWorks),
+        1 => Just(Blow::Retry),
+        2 => Just(Blow::TimePasses),
+    ];
+    prop::collection::vec(one, 0..120)
+}
+
+fn strike(model: &mut Model, blow: Blow) {
+    let mut fails = false;
+    match blow {
+        Blow::Nothing => {}
+        Blow::ActionsFail => fails = true,
+        Blow::ProcessDies => {
+            model.reads = Reads::default();
+            model.failures.clear();
+        }
+        Blow::LifecycleOff => model.hypervisor.object.spec.lifecycle_enabled = Some(false),
+        Blow::LifecycleOn => model.hypervisor.object.spec.lifecycle_enabled = Some(true),
+        Blow::BootFails => model.boot_fails = true,
+        Blow::BootWorks => model.boot_fails = false,
+        Blow::Retry => {
+            let all = model.hypervisor.object.annotations_mut();
+            all.insert(annotations::RETRY_ONBOARDING.to_owned(), "now".to_owned());
+        }
+        Blow::TimePasses => model.now += SignedDuration::from_secs(60),
+    }
+    model.turn(fails);
+    model.now += SignedDuration::from_secs(3);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+
+    /// Whatever happens on the way, a host that is left in peace becomes active, with nothing left
+    /// of the tests; `holds` is checked at every turn.
+    #[test]
+    fn onboarding_always_ends_well(blows in blows()) {
+        let mut model = Model::new();
+        for blow in blows {
+            strike(&mut model, blow);
+        }
+        model.boot_fails = false;
+        model.hypervisor.object.spec.lifecycle_enabled = Some(true);
+        model.failures.clear();
+        model
+            .hypervisor
+            .object
+            .annotations_mut()
+            .insert(annotations::RETRY_ONBOARDING.to_owned(), "now".to_owned());
+        model.settle();
+        if model.phase() == Some(Phase::Aborted) {
+            let all = model.hypervisor.object.annotations_mut();
+            all.insert(annotations::RETRY_ONBOARDING.to_owned(), "now".to_owned());
+            model.settle();
+        }
+        prop_assert_eq!(model.phase(), Some(Phase::Active));
+        prop_assert!(model.test.is_none());
+        prop_assert!(!model.is_in("tenant_filter_tests"));
+    }
+
+    /// The same for a host that leaves: nothing stays, and nothing that lives was touched.
+    #[test]
+    fn offboarding_always_ends_well(blows in blows(), guests in 0_usize..3) {
+        let mut model = Model::onboarded();
+        for guest in 0..guests {
+            model.servers.insert(format!("vm-{guest}"));
+        }
+        model.maintain(Maintenance::Termination);
+        for blow in blows {
+            if !matches!(blow, Blow::LifecycleOff) {
+                strike(&mut model, blow);
+            }
+        }
+        model.failures.clear();
+        model.settle();
+        model.eviction_ends(Reason::Succeeded);
+        model.settle();
+        prop_assert_eq!(model.phase(), Some(Phase::Decommissioned));
+        prop_assert!(model.fleet.services.is_empty() && !model.provider);
+    }
+}

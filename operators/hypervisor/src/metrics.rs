@@ -1,0 +1,367 @@
+//! What the operator counts of itself, and what it tells of each host at a scrape.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cobalt_api::conditions::HypervisorCondition as Type;
+use cobalt_api::names::labels;
+use cobalt_openstack::{
+    BreakerState, Client as OpenStack, Observer, Outcome as CallOutcome, Service,
+};
+use cobalt_runtime::{Queue, Store, metrics::text};
+use jiff::Timestamp;
+use kube::ResourceExt;
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::Registry;
+
+use crate::action::Action;
+use crate::fleet::Watched;
+use crate::host::Known;
+use crate::reconcile::Outcome;
+
+/// The conditions that are told of each host.
+const TOLD: [Type; 9] = [
+    Type::Onboarding,
+    Type::Offboarded,
+    Type::Ready,
+    Type::TraitsUpdated,
+    Type::AggregatesUpdated,
+    Type::HypervisorDisabled,
+    Type::Evicting,
+    Type::LibVirtConnection,
+    Type::TlsCertificateInstalled,
+];
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PassLabels {
+    outcome: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ActionLabels {
+    controller: &'static str,
+    action: &'static str,
+    outcome: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct CallLabels {
+    service: &'static str,
+    call: &'static str,
+    outcome: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct TimeLabels {
+    service: &'static str,
+    call: &'static str,
+}
+
+/// Counters of the operator.
+#[derive(Debug, Clone)]
+pub struct Metrics {
+    /// Whether this process leads.
+    pub leader: Gauge,
+    /// Writes of a Hypervisor's status.
+    pub status_writes: Counter,
+    passes: Family<PassLabels, Counter>,
+    pass_seconds: Histogram,
+    actions: Family<ActionLabels, Counter>,
+    calls: Family<CallLabels, Counter>,
+    call_seconds: Family<TimeLabels, Histogram>,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self {
+            leader: Gauge::default(),
+            status_writes: Counter::default(),
+            passes: Family::default(),
+            pass_seconds: Histogram::new(exponential_buckets(0.001, 4.0, 9)),
+            actions: Family::default(),
+            calls: Family::default(),
+            call_seconds: Family::new_with_constructor(|| {
+                Histogram::new(exponential_buckets(0.005, 3.0, 8))
+            }),
+        }
+    }
+}
+
+impl Metrics {
+    /// Puts them into a registry.
+    pub fn register(&self, registry: &mut Registry) {
+        let registry = registry.sub_registry_with_prefix("cobalt_operator");
+        registry.register("leader", "Whether this process leads", self.leader.clone());
+        registry.register(
+            "status_writes",
+            "Writes of the status of a Hypervisor",
+            self.status_writes.clone(),
+        );
+        registry.register(
+            "passes",
+            "Turns for a host, by outcome",
+            self.passes.clone(),
+        );
+        registry.register(
+            "pass_seconds",
+            "How long a turn took",
+            self.pass_seconds.clone(),
+        );
+        registry.register("actions", "What was done for hosts", self.actions.clone());
+        registry.register(
+            "openstack_requests",
+            "Requests to OpenStack, by call and outcome",
+            self.calls.clone(),
+        );
+        registry.register(
+            "openstack_request_seconds",
+            "How long requests to OpenStack took",
+            self.call_seconds.clone(),
+        );
+    }
+
+    /// A turn ended.
+    pub fn pass(&self, outcome: Outcome, took: Duration) {
+        let outcome = match outcome {
+            Outcome::Ok => "ok",
+            Outcome::Conflict => "conflict",
+            Outcome::Error => "error",
+        };
+        self.passes.get_or_create(&PassLabels { outcome }).inc();
+        self.pass_seconds.observe(took.as_secs_f64());
+    }
+
+    /// An action ended.
+    pub fn action(&self, action: &Action, worked: bool) {
+        let labels = ActionLabels {
+            controller: action.controller(),
+            action: action.name(),
+            outcome: if worked { "ok" } else { "error" },
+        };
+        self.actions.get_or_create(&labels).inc();
+    }
+}
+
+impl Observer for Metrics {
+    fn on_call(&self, service: Service, call: &'static str, outcome: CallOutcome, took: Duration) {
+        let service = service.as_str();
+        let labels = CallLabels {
+            service,
+            call,
+            outcome: outcome.as_str(),
+        };
+        self.calls.get_or_create(&labels).inc();
+        let labels = TimeLabels { service, call };
+        self.call_seconds
+            .get_or_create(&labels)
+            .observe(took.as_secs_f64());
+    }
+}
+
+/// All that a scrape looks at.
+#[derive(Debug, Clone)]
+pub struct Scrape {
+    /// The counters.
+    pub registry: Arc<Registry>,
+    /// The hosts.
+    pub hypervisors: Store<Known>,
+    /// Who waits for a turn.
+    pub queue: Queue<Arc<str>>,
+    /// What is known of Nova.
+    pub fleet: Watched,
+    /// The cloud.
+    pub openstack: OpenStack,
+}
+
+impl Scrape {
+    /// The text of a scrape. What is told of hosts is made from the cache and kept nowhere.
+    #[must_use]
+    pub fn text(&self, now: Timestamp) -> String {
+        let mut out = text(&self.registry);
+        self.own(&mut out, now);
+        let hosts: Vec<_> = self
+            .hypervisors
+            .all()
+            .into_iter()
+            .map(|(_, known)| known)
+            .collect();
+        hosts_text(&mut out, &hosts);
+        out
+    }
+
+    fn own(&self, out: &mut String, now: Timestamp) {
+        gauge(
+            out,
+            "cobalt_operator_queue_depth",
+            "Hosts that wait for a turn",
+        );
+        line(out, "cobalt_operator_queue_depth", &[], self.queue.len());
+        let oldest = self.queue.oldest().unwrap_or_default().as_secs_f64();
+        gauge(
+            out,
+            "cobalt_operator_queue_oldest_seconds",
+            "How long the first of them has waited",
+        );
+        line(out, "cobalt_operator_queue_oldest_seconds", &[], oldest);
+        if let Some(age) = self.fleet.age(now) {
+            let name = "cobalt_operator_nova_snapshot_age_seconds";
+            gauge(out, name, "How old the view of Nova is");
+            line(out, name, &[], age.as_secs_f64().max(0.0));
+        }
+        let name = "cobalt_operator_openstack_breaker_open";
+        gauge(
+            out,
+            name,
+            "Whether a service of OpenStack is left alone because it fails",
+        );
+        for service in [Service::Identity, Service::Compute, Service::Placement] {
+            let open = matches!(self.openstack.state(service), BreakerState::Open { .. });
+            line(out, name, &[("service", service.as_str())], u8::from(open));
+        }
+    }
+}
+
+fn hosts_text(out: &mut String, hosts: &[Arc<Known>]) {
+    let zone = |known: &Known| {
+        known
+            .object
+            .labels()
+            .get(labels::ZONE)
+            .cloned()
+            .unwrap_or_default()
+    };
+    let mut family = |name: &str, help: &str, one: &dyn Fn(&mut String, &Known, &str, &str)| {
+        gauge(out, name, help);
+        for known in hosts {
+            one(out, known, &known.object.name_any(), &zone(known));
+        }
+    };
+    family(
+        "cobalt_hypervisor_phase",
+        "The phase of a host",
+        &|out, known, host, zone| {
+            let status = known.object.status.as_ref();
+            if let Some(phase) = status.and_then(|status| status.phase) {
+                let labels = [
+                    ("hypervisor", host),
+                    ("zone", zone),
+                    ("phase", phase.as_str()),
+                ];
+                line(out, "cobalt_hypervisor_phase", &labels, 1);
+            }
+        },
+    );
+    family(
+        "cobalt_hypervisor_condition",
+        "A condition of a host",
+        &|out, known, host, zone| {
+            let status = known.object.status.as_ref();
+            for condition in status.iter().flat_map(|status| &status.conditions) {
+                if TOLD.iter().any(|told| told.as_str() == condition.type_) {
+                    let labels = [
+                        ("hypervisor", host),
+                        ("zone", zone),
+                        ("condition", condition.type_.as_str()),
+                        ("status", condition.status.as_str()),
+                        ("reason", condition.reason.as_str()),
+                    ];
+                    line(out, "cobalt_hypervisor_condition", &labels, 1);
+                }
+            }
+        },
+    );
+    family(
+        "cobalt_hypervisor_waiting_since_seconds",
+        "Since when a host waits for something",
+        &|out, known, host, zone| {
+            let wait = known
+                .object
+                .status
+                .as_ref()
+                .and_then(|status| status.waiting_for.as_ref());
+            if let Some(wait) = wait {
+                let labels = [
+                    ("hypervisor", host),
+                    ("zone", zone),
+                    ("reason", wait.reason.as_str()),
+                ];
+                let since = wait.since.0.as_second();
+                line(
+                    out,
+                    "cobalt_hypervisor_waiting_since_seconds",
+                    &labels,
+                    since,
+                );
+            }
+        },
+    );
+    family(
+        "cobalt_hypervisor_instances",
+        "Instances on a host",
+        &|out, known, host, zone| {
+            let count = known
+                .object
+                .status
+                .as_ref()
+                .and_then(|status| status.num_instances);
+            let labels = [("hypervisor", host), ("zone", zone)];
+            line(
+                out,
+                "cobalt_hypervisor_instances",
+                &labels,
+                count.unwrap_or(0),
+            );
+        },
+    );
+    family(
+        "cobalt_hypervisor_evicted",
+        "Whether a host was emptied",
+        &|out, known, host, zone| {
+            let evicted = known
+                .object
+                .status
+                .as_ref()
+                .and_then(|status| status.evicted);
+            let labels = [("hypervisor", host), ("zone", zone)];
+            line(
+                out,
+                "cobalt_hypervisor_evicted",
+                &labels,
+                u8::from(evicted == Some(true)),
+            );
+        },
+    );
+}
+
+fn gauge(out: &mut String, name: &str, help: &str) {
+    // Writing to a string cannot fail.
+    writeln!(out, "# HELP {name} {help}.\n# TYPE {name} gauge").ok();
+}
+
+fn line(out: &mut String, name: &str, labels: &[(&str, &str)], value: impl std::fmt::Display) {
+    out.push_str(name);
+    for (number, (key, text)) in labels.iter().enumerate() {
+        out.push(if number == 0 { '{' } else { ',' });
+        write!(out, "{key}=\"").ok();
+        for character in text.chars() {
+            match character {
+                '\\' | '"' => {
+                    out.push('\\');
+                    out.push(character);
+                }
+                '\n' => out.push_str("\\n"),
+                _ => out.push(character),
+            }
+        }
+        out.push('"');
+    }
+    if !labels.is_empty() {
+        out.push('}');
+    }
+    writeln!(out, " {value}").ok();
+}

@@ -1,0 +1,539 @@
+//! Puts the operator together: one watch per kind, the view of Nova, the queue and its workers.
+//!
+//! All of it runs in every replica, so that the next leader knows the fleet already; only the leader
+//! has workers. A leader that loses its Lease ends with an error and is started anew.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use anyhow::Context;
+use axum::http::header::CONTENT_TYPE;
+use axum::routing::get;
+use cobalt_api::conditions::{self, HypervisorCondition as Type};
+use cobalt_api::eviction::Eviction;
+use cobalt_api::hypervisor::Hypervisor;
+use cobalt_api::names::{labels, leases};
+use cobalt_api::ovsnode::OvsNode;
+use cobalt_openstack::{Client as OpenStack, Config as OpenStackConfig, Source};
+use cobalt_runtime::{
+    Change, Health, LeaderConfig, Leadership, ObjectKey, Presence, Queue, Recorder, Reflection,
+    Store, Tasks, lead, metrics as text, reflect, serve, work,
+};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Node;
+use kube::core::{DeserializeGuard, DynamicObject};
+use kube::runtime::watcher;
+use kube::{Api, Client, Resource, ResourceExt};
+use prometheus_client::registry::Registry;
+use serde::de::DeserializeOwned;
+use sha2::{Digest, Sha256};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::act::Hands;
+use crate::config::{Config, Programs, selector_keys};
+use crate::fleet::Watched;
+use crate::host::{Known, Settings};
+use crate::metrics::{Metrics, Scrape};
+use crate::mirror::{self, MirrorConfig, MirrorMetrics, Trouble};
+use crate::node_objects::{Kept, NodeObjects};
+use crate::objects::{
+    AccessConfig, CertificateConfig, HoldPod, Kind, LifecycleConfig, ObjectsConfig,
+};
+use crate::reconcile::{Caches, Reconciler};
+use crate::testbed::{self, TestConfig};
+use crate::{cache, objects};
+
+/// Less than the grace that Kubernetes gives a pod.
+const GRACE: Duration = Duration::from_secs(20);
+/// How often a kind that may be absent is looked for.
+const OPTIONAL: Duration = Duration::from_secs(60);
+/// How long the first turns wait for the first look at Nova: without it, each host that waits for
+/// Nova would be written twice at every start.
+const FIRST_LOOK: Duration = Duration::from_secs(10);
+/// The longest that all workers may be busy: some calls of OpenStack, with their retries.
+const BUSY: Duration = Duration::from_secs(300);
+
+/// Runs the operator until it is cancelled.
+///
+/// # Errors
+///
+/// When a task has ended that never should, or the Lease was lost: the process has to be started
+/// anew.
+pub async fn run(config: Config, client: Client, cancel: CancellationToken) -> anyhow::Result<()> {
+    let mut tasks = Tasks::default();
+    let health = Health::default();
+    let mut registry = Registry::default();
+    let metrics = Metrics::default();
+    metrics.register(&mut registry);
+    let copies = MirrorMetrics::default();
+    copies.register(registry.sub_registry_with_prefix("cobalt_operator"));
+    let instance = config
+        .identity
+        .clone()
+        .unwrap_or_else(|| "operator".to_owned());
+    let (recorder, write_events) =
+        Recorder::new(client.clone(), "cobalt-hypervisor-operator", &instance);
+    tasks.spawn("events", write_events);
+
+    let openstack = openstack(&config, &metrics);
+    let fleet = Watched::new(config.nova_interval * 3 + Duration::from_secs(60));
+    let (found, testbed) =
+        watch::channel(Err("the test project has not been looked up yet".to_owned()));
+    let settings = Arc::new(settings(&config));
+    let queue: Queue<Arc<str>> = Queue::new();
+    let mut watches = Watches {
+        client: client.clone(),
+        selector: config.label_selector.clone(),
+        health: health.clone(),
+        queue: queue.clone(),
+        tasks: &mut tasks,
+        cancel: cancel.clone(),
+    };
+    let caches = watches.caches(&settings);
+    let node_objects = watches.node_objects(objects_config(&config));
+
+    let hands = Hands {
+        client: client.clone(),
+        openstack: openstack.clone(),
+        fleet: fleet.clone(),
+        testbed,
+        agent_namespaces: config.agent_namespaces.clone().into(),
+    };
+    let reconciler = Arc::new(Reconciler {
+        client: client.clone(),
+        caches: caches.clone(),
+        hands,
+        settings,
+        queue: queue.clone(),
+        recorder,
+        metrics: metrics.clone(),
+        objects: node_objects,
+        memory: Mutex::default(),
+    });
+
+    tasks.spawn(
+        "wake",
+        wake_all(fleet.clone(), caches.clone(), queue.clone()),
+    );
+    let pulse = health.pulse("nova", config.nova_interval * 2 + Duration::from_secs(300));
+    tasks.spawn(
+        "nova",
+        fleet.clone().run(
+            openstack.clone(),
+            config.nova_interval,
+            health.clone(),
+            pulse,
+            cancel.clone(),
+        ),
+    );
+    if !config.skip_tests {
+        let test = test_config(&config);
+        tasks.spawn(
+            "testbed",
+            testbed::run(
+                openstack.clone(),
+                test,
+                found,
+                health.clone(),
+                cancel.clone(),
+            ),
+        );
+    }
+    if let Some(address) = config.health_probe_bind_address {
+        tasks.spawn(
+            "health",
+            serve(address, health.clone(), axum::Router::new(), cancel.clone()),
+        );
+    }
+    if let Some(address) = config.metrics_bind_address {
+        let scrape = Scrape {
+            registry: Arc::new(registry),
+            hypervisors: caches.hypervisors.clone(),
+            queue: queue.clone(),
+            fleet: fleet.clone(),
+            openstack: openstack.clone(),
+        };
+        let routes = axum::Router::new().route(
+            "/metrics",
+            get(async move || {
+                (
+                    [(CONTENT_TYPE, text::CONTENT_TYPE)],
+                    scrape.text(Timestamp::now()),
+                )
+            }),
+        );
+        tasks.spawn(
+            "metrics",
+            serve(address, health.clone(), routes, cancel.clone()),
+        );
+    }
+
+    let (leading, leader) = watch::channel(Leadership::Unknown("not asked yet".to_owned()));
+    // The Lease is let go of when the workers have ended, and not before.
+    let lease = CancellationToken::new();
+    let lost = CancellationToken::new();
+    let election = config.leader_elect.then(|| {
+        let (client, lease, lost) = (client.clone(), lease.clone(), lost.clone());
+        let config = leader_config(&config, &instance);
+        tokio::spawn(async move {
+            let end = lead(client, config, leading, lease).await;
+            lost.cancel();
+            end
+        })
+    });
+    if let Some(mirror) = mirror_config(&config) {
+        let leader = leader.clone();
+        let (client, health, stop) = (client.clone(), health.clone(), cancel.clone());
+        let elects = config.leader_elect;
+        tasks.spawn("mirror", async move {
+            if elects && !leads(leader, &stop).await {
+                return;
+            }
+            mirror::run(mirror, client, health, Trouble::default(), copies, stop).await;
+        });
+    }
+    let watched = health.clone();
+    let workers = usize::from(config.workers);
+    let elects = config.leader_elect;
+    let stop = cancel.clone();
+    let mut rounds = fleet.rounds();
+    tasks.spawn("workers", async move {
+        if elects {
+            if !leads(leader, &stop).await {
+                return;
+            }
+            tracing::info!("this process leads");
+        }
+        reconciler.metrics.leader.set(1);
+        reconciler.caches.nodes.until_ready().await;
+        reconciler.caches.hypervisors.until_ready().await;
+        reconciler.caches.evictions.until_ready().await;
+        reconciler.objects.until_ready().await;
+        let looked = rounds.wait_for(|round| *round > 0);
+        drop(tokio::time::timeout(FIRST_LOOK, looked).await);
+        let pulse = watched.pulse("workers", BUSY);
+        work(queue, workers, pulse, stop, move |name| {
+            let reconciler = Arc::clone(&reconciler);
+            async move { reconciler.turn(name).await }
+        })
+        .await;
+    });
+    let ended = tokio::select! {
+        ended = tasks.run(cancel, GRACE) => ended.map_err(anyhow::Error::msg),
+        // What has been begun cannot be kept apart from what the next leader does: end at once.
+        () = lost.cancelled() => Ok(()),
+    };
+    lease.cancel();
+    if let Some(election) = election {
+        election
+            .await
+            .context("leader election has ended by itself")??;
+    }
+    ended
+}
+
+/// Waits until this process leads; `false` if it is told to end before.
+async fn leads(mut leader: watch::Receiver<Leadership>, stop: &CancellationToken) -> bool {
+    tokio::select! {
+        led = leader.wait_for(|leader| *leader == Leadership::Me) => led.is_ok(),
+        () = stop.cancelled() => false,
+    }
+}
+
+fn mirror_config(config: &Config) -> Option<MirrorConfig> {
+    Some(MirrorConfig {
+        kubeconfig: config.mirror_kubeconfig.clone()?,
+        name: config.mirror_name.clone(),
+        interval: config.mirror_interval,
+        label_selector: config.label_selector.clone(),
+    })
+}
+
+fn openstack(config: &Config, metrics: &Metrics) -> OpenStack {
+    let mut source = Source::environment();
+    if let Some(directory) = &config.openstack_directory {
+        source = source.with_directory(directory);
+    }
+    OpenStack::new(OpenStackConfig {
+        observer: Arc::new(metrics.clone()),
+        ..OpenStackConfig::new(source)
+    })
+}
+
+fn settings(config: &Config) -> Settings {
+    Settings {
+        test_aggregate: config.test_aggregate.clone(),
+        test_deadline: config.test_deadline,
+        test_attempts: config.test_attempts,
+        skip_tests: config.skip_tests,
+        test_volume: !config.test_volume_type.is_empty(),
+        selector_labels: selector_keys(&config.label_selector),
+    }
+}
+
+fn test_config(config: &Config) -> TestConfig {
+    TestConfig {
+        project: config.test_project.clone(),
+        domain: config.test_project_domain.clone(),
+        image: config.test_image.clone(),
+        flavor: config.test_flavor.clone(),
+        network: config.test_network.clone(),
+        volume_type: config.test_volume_type.clone(),
+        volume_gib: config.test_volume_gib,
+    }
+}
+
+fn objects_config(config: &Config) -> ObjectsConfig {
+    let image = &config.lifecycle_image;
+    ObjectsConfig {
+        certificate: (!config.certificate_namespace.is_empty()).then(|| CertificateConfig {
+            namespace: config.certificate_namespace.clone(),
+            issuer_name: config.certificate_issuer_name.clone(),
+        }),
+        access: (!config.secrets_account_prefix.is_empty()).then(|| AccessConfig {
+            namespace: config.secrets_namespace.clone(),
+            prefix: config.secrets_account_prefix.clone(),
+            ceph_secret: config.ceph_secret_name.clone(),
+        }),
+        lifecycle: LifecycleConfig {
+            namespace: config.lifecycle_namespace.clone(),
+            pod: (!image.is_empty()).then(|| match config.lifecycle_programs {
+                Programs::Own => HoldPod::own(image.clone()),
+                Programs::Busybox => HoldPod::busybox(image.clone()),
+            }),
+        },
+    }
+}
+
+/// The Lease of the deployed operator, so that the two never lead at the same time; a partition has
+/// its own.
+fn leader_config(config: &Config, instance: &str) -> LeaderConfig {
+    let name = if config.label_selector.is_empty() {
+        leases::HYPERVISOR_OPERATOR.to_owned()
+    } else {
+        let text = format!("{}-{}", leases::HYPERVISOR_OPERATOR, config.label_selector);
+        let digest = Sha256::digest(text.as_bytes());
+        let digest: String = digest
+            .iter()
+            .take(16)
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
+        digest
+    };
+    LeaderConfig::new(&config.leader_elect_namespace, &name, instance)
+}
+
+/// Hosts whose part of Nova has changed get a turn after each round.
+async fn wake_all(fleet: Watched, caches: Caches, queue: Queue<Arc<str>>) {
+    let mut rounds = fleet.rounds();
+    let mut before = None;
+    while rounds.changed().await.is_ok() {
+        let now = fleet.get(Timestamp::now()).ok();
+        let old = std::mem::replace(&mut before, now.clone());
+        for (key, known) in caches.hypervisors.all() {
+            let label = known
+                .object
+                .labels()
+                .get(labels::HOSTNAME)
+                .map(String::as_str);
+            let names = [key.name(), label.unwrap_or_else(|| key.name())];
+            let changed = match (&old, &now) {
+                (Some(old), Some(now)) => old.differs_for(now, &names),
+                (None, Some(_)) => true,
+                // Those that wait say why.
+                (_, None) => false,
+            };
+            if changed || waits(&known) {
+                queue.add(key.name().into());
+            }
+        }
+    }
+}
+
+/// A host that waits for something may wait for Nova.
+fn waits(known: &Known) -> bool {
+    let status = known.object.status.as_ref();
+    status.is_none_or(|status| {
+        status.waiting_for.is_some() || !conditions::is_true(&status.conditions, Type::Ready)
+    })
+}
+
+/// Makes the watches: one per kind.
+struct Watches<'a> {
+    client: Client,
+    selector: String,
+    health: Health,
+    queue: Queue<Arc<str>>,
+    tasks: &'a mut Tasks,
+    cancel: CancellationToken,
+}
+
+impl Watches<'_> {
+    fn caches(&mut self, settings: &Arc<Settings>) -> Caches {
+        let mut nodes = labels::VIRT_DRIVER.to_owned();
+        if !self.selector.is_empty() {
+            nodes = format!("{nodes},{}", self.selector);
+        }
+        let settings = Arc::clone(settings);
+        let nodes = self.start::<Node, _>(
+            "nodes",
+            Presence::Required,
+            Api::all(self.client.clone()),
+            &nodes,
+            move |node| cache::node(node, &settings),
+            |key, _| Some(key.name().into()),
+        );
+        let selector = self.selector.clone();
+        let hypervisors = self.start::<Hypervisor, _>(
+            "hypervisors",
+            Presence::Required,
+            Api::all(self.client.clone()),
+            &selector,
+            cache::hypervisor,
+            |key, _| Some(key.name().into()),
+        );
+        let evictions = self.start::<Eviction, _>(
+            "evictions",
+            Presence::Required,
+            Api::all(self.client.clone()),
+            "",
+            cache::eviction,
+            |key, _| Some(key.name().into()),
+        );
+        let ovs = self.start::<OvsNode, _>(
+            "ovsnodes",
+            Presence::Optional(OPTIONAL),
+            Api::all(self.client.clone()),
+            "",
+            cache::ovs,
+            |key, _| Some(key.name().into()),
+        );
+        Caches {
+            nodes,
+            hypervisors,
+            evictions,
+            ovs,
+        }
+    }
+
+    fn node_objects(&mut self, config: ObjectsConfig) -> NodeObjects {
+        let client = self.client.clone();
+        let lifecycle = config.lifecycle.namespace.clone();
+        let disruption_budgets = self.start(
+            "poddisruptionbudgets",
+            Presence::Required,
+            Api::namespaced(client.clone(), &lifecycle),
+            &Kind::PodDisruptionBudget.selector(),
+            |whole| Kept::new(&objects::trim_disruption_budget(whole)),
+            owner,
+        );
+        let deployments = self.start(
+            "deployments",
+            Presence::Required,
+            Api::namespaced(client.clone(), &lifecycle),
+            &Kind::Deployment.selector(),
+            |whole| Kept::new(&objects::trim_deployment(whole)),
+            owner,
+        );
+        let access = config
+            .access
+            .as_ref()
+            .map(|access| access.namespace.clone());
+        let service_accounts = access.as_ref().map(|namespace| {
+            self.start(
+                "serviceaccounts",
+                Presence::Required,
+                Api::namespaced(client.clone(), namespace),
+                &Kind::ServiceAccount.selector(),
+                |whole| Kept::new(&objects::trim_service_account(whole)),
+                owner,
+            )
+        });
+        let roles = access.as_ref().map(|namespace| {
+            self.start(
+                "roles",
+                Presence::Required,
+                Api::namespaced(client.clone(), namespace),
+                &Kind::Role.selector(),
+                |whole| Kept::new(&objects::trim_role(whole)),
+                owner,
+            )
+        });
+        let role_bindings = access.as_ref().map(|namespace| {
+            self.start(
+                "rolebindings",
+                Presence::Required,
+                Api::namespaced(client.clone(), namespace),
+                &Kind::RoleBinding.selector(),
+                |whole| Kept::new(&objects::trim_role_binding(whole)),
+                owner,
+            )
+        });
+        let certificates = config.certificate.as_ref().map(|certificate| {
+            let kind = Kind::Certificate;
+            self.start::<DynamicObject, _>(
+                "certificates",
+                Presence::Optional(OPTIONAL),
+                Api::namespaced_with(client.clone(), &certificate.namespace, &kind.resource()),
+                &kind.selector(),
+                |whole| Kept::new(&objects::trim_certificate(whole)),
+                owner,
+            )
+        });
+        NodeObjects {
+            config,
+            service_accounts,
+            roles,
+            role_bindings,
+            disruption_budgets,
+            deployments,
+            certificates,
+            health: self.health.clone(),
+            no_cert_manager: Mutex::default(),
+        }
+    }
+
+    /// One watch. `host` says which host a changed object is about.
+    fn start<K, T>(
+        &mut self,
+        name: &'static str,
+        presence: Presence,
+        api: Api<DeserializeGuard<K>>,
+        selector: &str,
+        trim: impl Fn(K) -> T + Send + 'static,
+        host: impl Fn(&ObjectKey, &T) -> Option<Arc<str>> + Send + 'static,
+    ) -> Store<T>
+    where
+        K: Resource + Clone + DeserializeOwned + std::fmt::Debug + Send + Sync + 'static,
+        T: PartialEq + Send + Sync + 'static,
+    {
+        let queue = self.queue.clone();
+        let mut selection = watcher::Config::default();
+        if !selector.is_empty() {
+            selection = selection.labels(selector);
+        }
+        let how = Reflection {
+            name,
+            presence,
+            health: self.health.clone(),
+        };
+        let tell = move |key: &ObjectKey, change: Change<'_, T>| {
+            let object = match change {
+                Change::Applied { now, .. } => now,
+                Change::Deleted { before } => before,
+            };
+            if let Some(host) = host(key, object) {
+                queue.add(host);
+            }
+        };
+        let (store, watching) = reflect(api, selection, how, trim, tell, self.cancel.clone());
+        self.tasks.spawn(name, watching);
+        store
+    }
+}
+
+/// The Node that an object belongs to.
+fn owner(_: &ObjectKey, object: &Kept) -> Option<Arc<str>> {
+    object.node.clone()
+}

@@ -1,0 +1,147 @@
+//! A host from its first Node to the last trace of it.
+
+use cobalt_api::conditions::{HypervisorCondition as Type, Reason, Status};
+use cobalt_api::hypervisor::{CheckResult, Hypervisor, Phase};
+use cobalt_api::names::{annotations, finalizers, labels};
+use cobalt_openstack::compute::ServiceStatus;
+use kube::ResourceExt;
+use serde_json::json;
+
+use crate::cloud::{TEST_AGGREGATE, ZONE};
+use crate::support::{Site, unique, until};
+
+fn check(object: &Hypervisor, name: &str) -> CheckResult {
+    let checks = &object.status.as_ref().unwrap().checks;
+    checks
+        .iter()
+        .find(|check| check.name == name)
+        .unwrap()
+        .result
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_becomes_active_works_and_leaves_nothing_behind() {
+    let site = Site::new("life").await;
+    let (first, second) = (unique("first"), unique("second"));
+    let operator = site.operator();
+
+    // From nothing to Active. The first of its kind has nobody to migrate to.
+    site.host(&first).await;
+    let object = site.phase(&first, Phase::Active).await;
+    assert_eq!(check(&object, "boot"), CheckResult::Passed);
+    assert_eq!(check(&object, "migrate-out"), CheckResult::Skipped);
+    assert_eq!(object.labels()[labels::ZONE], ZONE);
+    assert!(
+        object
+            .finalizers()
+            .contains(&finalizers::REGISTERED_HOST.to_owned())
+    );
+    assert_eq!(object.spec.aggregates(), [ZONE]);
+    let service = site.cloud.service(&first).await.unwrap();
+    assert_eq!(service.status, ServiceStatus::Enabled);
+    assert_eq!(site.cloud.aggregates(&first).await, [ZONE]);
+    assert_eq!(site.cloud.traits(&first).await, ["CUSTOM_COBALT_TEST"]);
+
+    // The second one has.
+    site.host(&second).await;
+    let object = site.phase(&second, Phase::Active).await;
+    assert_eq!(check(&object, "migrate-out"), CheckResult::Passed);
+    assert_eq!(check(&object, "migrate-in"), CheckResult::Passed);
+    let left = site.cloud.test_servers(&format!("ohooc--{second}")).await;
+    assert_eq!(left, [""; 0]);
+
+    // Somebody changes Nova and Placement behind our back: it is repaired.
+    let nova = site.cloud.client();
+    let zones = nova.compute().aggregates().await.unwrap();
+    let zone = zones.iter().find(|one| one.name == ZONE).unwrap();
+    nova.compute().remove_host(zone.id, &second).await.unwrap();
+    until("the host is back in its zone", || async {
+        (site.cloud.aggregates(&second).await == [ZONE]).then_some(())
+    })
+    .await;
+
+    // Maintenance, and back in the middle of it.
+    let vm = site.cloud.boot(&unique("vm"), &second).await;
+    site.patch(
+        &second,
+        json!({ "spec": { "maintenance": "manual", "maintenanceReason": "a fan" } }),
+    )
+    .await;
+    site.condition(&second, Type::Evicting, Status::True, Reason::Running)
+        .await;
+    let service = site.cloud.service(&second).await.unwrap();
+    assert_eq!(service.status, ServiceStatus::Disabled);
+    assert!(service.disabled_reason.unwrap().contains("a fan"));
+    site.patch(&second, json!({ "spec": { "maintenance": "" } }))
+        .await;
+    site.phase(&second, Phase::Active).await;
+    until("the service is enabled", || async {
+        let service = site.cloud.service(&second).await.unwrap();
+        (service.status == ServiceStatus::Enabled).then_some(())
+    })
+    .await;
+    assert!(site.evictions().get_opt(&second).await.unwrap().is_none());
+
+    // It leaves for good. The instance holds it up until it is gone.
+    site.patch(&second, json!({ "spec": { "maintenance": "termination" } }))
+        .await;
+    site.fake_eviction_end(&second, Reason::Succeeded).await;
+    site.hypervisor(&second, "waits for the instance", |object| {
+        let status = object.status.as_ref();
+        let wait = status.and_then(|status| status.waiting_for.as_ref());
+        wait.is_some_and(|wait| wait.message.as_ref().is_some_and(|text| text.contains(&vm)))
+    })
+    .await;
+    assert!(site.cloud.service(&second).await.is_some());
+    site.cloud.delete(&vm).await;
+    site.cloud.stop_host(&second).await;
+    site.phase(&second, Phase::Decommissioned).await;
+    assert!(site.cloud.has_nothing_of(&second).await);
+    let left = site.cloud.aggregates(&first).await;
+    assert_eq!(left, [ZONE], "the other host is untouched");
+    drop(operator);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn w13_w19_a_host_that_fails_its_test_is_given_up_and_can_be_tried_again() {
+    let site = Site::new("fails").await;
+    let name = unique("fails");
+    site.cloud.add_host(&name).await;
+    site.cloud.knob("fail_spawn", &name, true).await;
+    let _operator = site.operator_with(&["--test-attempts", "2"], &[]);
+    site.join(&site.node(&name, "true")).await;
+    let object = site.phase(&name, Phase::Aborted).await;
+    assert_eq!(check(&object, "boot"), CheckResult::Failed);
+    let status = object.status.as_ref().unwrap();
+    let condition = cobalt_api::conditions::find(&status.conditions, Type::Onboarding).unwrap();
+    assert!(
+        condition.message.contains("cobalt onboard retry"),
+        "{}",
+        condition.message
+    );
+    let service = site.cloud.service(&name).await.unwrap();
+    assert_eq!(service.status, ServiceStatus::Disabled);
+    assert_eq!(
+        site.cloud.test_servers(&format!("ohooc--{name}")).await,
+        [""; 0]
+    );
+    // It stays away from tenants.
+    assert!(
+        site.cloud
+            .aggregates(&name)
+            .await
+            .contains(&TEST_AGGREGATE.to_owned())
+    );
+
+    site.cloud.knob("fail_spawn", &name, false).await;
+    let wish = json!({ "metadata": { "annotations": { annotations::RETRY_ONBOARDING: "now" } } });
+    site.patch(&name, wish).await;
+    let object = site.phase(&name, Phase::Active).await;
+    assert_eq!(check(&object, "boot"), CheckResult::Passed);
+    site.hypervisor(&name, "the wish is gone", |object| {
+        !object
+            .annotations()
+            .contains_key(annotations::RETRY_ONBOARDING)
+    })
+    .await;
+}
