@@ -1,5 +1,7 @@
 //! The `cobalt` command.
 
+mod onboard;
+
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -17,6 +19,8 @@ struct Cobalt {
 enum Command {
     /// A real region on this machine.
     Lab(cobalt_lab::cli::LabArgs),
+    /// Hosts on their way into service.
+    Onboard(onboard::OnboardArgs),
 }
 
 /// kube logs every refused connection as an error, also while a server is still starting; what
@@ -37,8 +41,11 @@ async fn main() -> ExitCode {
     {
         tracing::warn!("a TLS provider was installed already");
     }
-    let Command::Lab(arguments) = Cobalt::parse().command;
-    match cobalt_lab::cli::run(arguments).await {
+    let done = match Cobalt::parse().command {
+        Command::Lab(arguments) => cobalt_lab::cli::run(arguments).await,
+        Command::Onboard(arguments) => onboard::run(arguments).await,
+    };
+    match done {
         Ok(code) => code,
         Err(error) => {
             eprintln!("error: {error:#}");
