@@ -41,6 +41,11 @@ const SHIPPED: &[Shipped] = &[
         title: "The cobalt command",
     },
     Shipped {
+        package: "cobalt-hypervisor-operator",
+        binary: "cobalt-hypervisor-operator",
+        title: "The hypervisor operator of CobaltCore",
+    },
+    Shipped {
         package: "cobalt-node-agent",
         binary: "cobalt-node-agent",
         title: "The node agent of CobaltCore",
