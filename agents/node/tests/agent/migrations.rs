@@ -295,6 +295,13 @@ async fn an_agent_that_was_away_finds_its_migrations_again() {
         all.len() == 1 && all[0].resource_version() != before && entry.is_some()
     })
     .await;
+    // What begins within 5 s of it would be taken for the same migration.
+    wait(&mover, "it has run for a while", |all| {
+        let entry = all.first().and_then(|first| end(first, Role::Source));
+        let stats = entry.and_then(|entry| entry.stats.as_ref());
+        stats.and_then(|stats| stats.elapsed_millis) > Some(6_000)
+    })
+    .await;
     // The agent of the source sees neither its end nor the next one's begin.
     source.stop().await;
     hv1.libvirt.abort_job(&mover).await.unwrap();
