@@ -64,8 +64,7 @@ impl Installed {
             false => json!({ "namespace": installed.lifecycle_namespace() }),
         };
         let agents = json!({
-            "serviceAccount": format!("{}/node-agent", installed.namespace),
-            "secretReaders": { "enabled": optional, "prefix": PREFIX },
+            "secretReaders": { "enabled": optional, "prefix": PREFIX, "namespace": installed.namespace },
         });
         let settings = [format!("lifecycle={lifecycle}"), format!("agents={agents}")];
         let settings = settings.each_ref().map(String::as_str);
