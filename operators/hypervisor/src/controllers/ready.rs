@@ -133,6 +133,12 @@ fn unhealthy(pass: &Pass, host: &Host) -> Option<String> {
     (!all.is_empty()).then(|| all.join("; "))
 }
 
+/// The maintenance is over, and Nova does not say so yet.
+fn host_is_being_enabled(pass: &Pass) -> bool {
+    pass.state(Type::HypervisorDisabled) == Some((Status::True, Some(Reason::Succeeded)))
+        && pass.state(Type::Onboarding) == Some((Status::False, Some(Reason::Succeeded)))
+}
+
 fn phase(pass: &Pass) -> Phase {
     let spec = pass.host.spec();
     if matches!(pass.state(Type::Offboarded), Some((Status::True, _))) {
@@ -149,6 +155,9 @@ fn phase(pass: &Pass) -> Phase {
             Some((Status::True, _)) => Phase::Evicting,
             _ => Phase::Maintenance,
         };
+    }
+    if host_is_being_enabled(pass) {
+        return Phase::Maintenance;
     }
     match pass.state(Type::Onboarding) {
         None => Phase::Initial,
