@@ -124,13 +124,9 @@ impl<'a> Pass<'a> {
             .as_ref()
             .filter(|before| before.reason == reason)
             .map_or(Time(self.now), |before| before.since.clone());
-        let mut message = message.into();
-        if let Some((cut, _)) = message.char_indices().nth(1024) {
-            message.truncate(cut);
-        }
         self.status.waiting_for = Some(Wait {
             reason: reason.to_owned(),
-            message: Some(message),
+            message: Some(cut(message.into(), 1024)),
             since,
             deadline: deadline.map(Time),
         });
@@ -202,12 +198,8 @@ impl<'a> Pass<'a> {
         message: impl Into<String>,
         attempt: Option<i32>,
     ) {
-        let mut message = message.into();
-        if let Some((cut, _)) = message.char_indices().nth(2048) {
-            message.truncate(cut);
-        }
         let now = Some(Time(self.now));
-        let message = Some(message).filter(|message| !message.is_empty());
+        let message = Some(cut(message.into(), 2048)).filter(|message| !message.is_empty());
         match self
             .status
             .checks
@@ -246,6 +238,15 @@ impl<'a> Pass<'a> {
         .map(|(key, value)| (key.clone(), value.clone()))
         .collect()
     }
+}
+
+/// A text of at most so many characters, which is what others accept of it.
+#[must_use]
+pub fn cut(mut text: String, longest: usize) -> String {
+    if let Some((end, _)) = text.char_indices().nth(longest) {
+        text.truncate(end);
+    }
+    text
 }
 
 /// The operator's part of a status.

@@ -14,7 +14,7 @@ use kube::ResourceExt;
 use super::onboarding;
 use crate::action::Action;
 use crate::fleet::Identity;
-use crate::pass::Pass;
+use crate::pass::{Pass, cut};
 
 /// What the reason of a service begins with that was disabled for maintenance, as deployed.
 const PREFIX: &str = "Hypervisor CRD: spec.maintenance=";
@@ -83,7 +83,7 @@ fn in_service(pass: &mut Pass) {
     };
     if identity.is_enabled() && !identity.service.forced_down {
         let said = pass.state(Type::HypervisorDisabled);
-        if said.is_some_and(|(status, _)| status != Status::False) || host_was_disabled(pass) {
+        if said.is_some_and(|(status, _)| status != Status::False) {
             pass.say(
                 Type::HypervisorDisabled,
                 Status::False,
@@ -145,10 +145,7 @@ fn reason(spec: &HypervisorSpec) -> String {
         reason.push_str(why);
     }
     // Nova's limit.
-    if let Some((cut, _)) = reason.char_indices().nth(255) {
-        reason.truncate(cut);
-    }
-    reason
+    cut(reason, 255)
 }
 
 fn out_of_service(pass: &mut Pass, spec: &HypervisorSpec) {
