@@ -179,6 +179,19 @@ impl<'a> Pass<'a> {
         failure
     }
 
+    /// Wants something done; returns what to say of it: why it failed, or the text.
+    pub fn act_saying(&mut self, action: Action, text: &str) -> String {
+        let failure = self.act(action);
+        failure.map_or_else(|| text.to_owned(), |failure| failure.text.clone())
+    }
+
+    /// The same for a look at something. What was waited for under this reason goes on: a look at it
+    /// is no news.
+    pub fn look_saying(&mut self, action: Action, reason: &str, text: &str) -> String {
+        let before = self.waited_for(reason).unwrap_or(text).to_owned();
+        self.act_saying(action, &before)
+    }
+
     /// Begins anew with some actions: how they failed before does not count any more.
     pub fn forgive(&mut self, actions: &[&'static str]) {
         self.forgiven.extend(actions);

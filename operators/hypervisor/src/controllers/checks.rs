@@ -264,13 +264,8 @@ fn servers<'a>(pass: &mut Pass<'a>) -> Result<&'a [TestServer], String> {
         }
         None => {
             let name = server_name(pass.host);
-            let failure = pass.act(Action::ReadTest { name });
-            // What was waited for before goes on; a look at it is no news.
-            let before = pass.waited_for("TestServer").map(ToOwned::to_owned);
-            Err(failure
-                .map(|failure| failure.text.clone())
-                .or(before)
-                .unwrap_or_else(|| "Nova is asked about the test server".to_owned()))
+            let text = "Nova is asked about the test server";
+            Err(pass.look_saying(Action::ReadTest { name }, "TestServer", text))
         }
     }
 }
@@ -379,11 +374,11 @@ fn boot(pass: &mut Pass, identity: &Identity) {
     }
     if !identity.is_enabled() {
         // It is kept for the test project by now, and Nova gives a disabled host no server.
-        let failure = pass.act(Action::EnableService {
+        let enable = Action::EnableService {
             id: identity.service.id.clone(),
-        });
-        let text = failure.map_or("the test project is let to the host", |one| &one.text);
-        return pass.wait("ServiceEnabled", text.to_owned(), None);
+        };
+        let text = pass.act_saying(enable, "the test project is let to the host");
+        return pass.wait("ServiceEnabled", text, None);
     }
     let attempt = pass
         .check(BOOT)

@@ -55,9 +55,9 @@ fn in_service(pass: &mut Pass) {
         .filter(|eviction| evicted && own(eviction))
     {
         if let Some(uid) = eviction.uid() {
-            let failure = pass.act(Action::DeleteEviction { uid });
-            let text = failure.map_or("what is under way is being called off", |one| &one.text);
-            pass.wait("EvictionCancelled", text.to_owned(), None);
+            let cancel = Action::DeleteEviction { uid };
+            let text = pass.act_saying(cancel, "what is under way is being called off");
+            pass.wait("EvictionCancelled", text, None);
         }
         return;
     }
@@ -101,11 +101,11 @@ fn in_service(pass: &mut Pass) {
         .as_deref()
         .unwrap_or_default();
     if by_us || reason.starts_with(PREFIX) || reason == onboarding::DISABLED_REASON {
-        let failure = pass.act(Action::EnableService {
+        let enable = Action::EnableService {
             id: identity.service.id.clone(),
-        });
-        let text = failure.map_or("the scheduler is let to the host", |failure| &failure.text);
-        return pass.wait("ServiceEnabled", text.to_owned(), None);
+        };
+        let text = pass.act_saying(enable, "the scheduler is let to the host");
+        return pass.wait("ServiceEnabled", text, None);
     }
     // Somebody had a reason: it is told, not undone.
     let text = if identity.service.forced_down {
@@ -224,10 +224,8 @@ fn evict(pass: &mut Pass, spec: &HypervisorSpec) {
             reason.push_str(": ");
             reason.push_str(why);
         }
-        let failure = pass.act(Action::CreateEviction { reason, labels });
-        let text = failure
-            .map_or("the Eviction is being made", |failure| &failure.text)
-            .to_owned();
+        let create = Action::CreateEviction { reason, labels };
+        let text = pass.act_saying(create, "the Eviction is being made");
         pass.status.evicted = Some(false);
         pass.say(Type::Evicting, Status::True, Reason::Running, text.clone());
         return pass.wait("Eviction", text, None);

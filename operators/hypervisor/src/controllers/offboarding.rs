@@ -46,10 +46,7 @@ pub fn decide(pass: &mut Pass) {
         return;
     }
     if host.is_deleted() && host.node.is_none() && host.reads.node.is_none() {
-        let failure = pass.act(Action::ReadNode);
-        let text = failure
-            .map_or("the Node is looked for", |failure| &failure.text)
-            .to_owned();
+        let text = pass.act_saying(Action::ReadNode, "the Node is looked for");
         return pass.wait("Offboarding", text, None);
     }
     if !host.leaves() {
@@ -107,8 +104,7 @@ fn next(pass: &mut Pass) -> Result<(), String> {
     }
     if let Some(found) = identity.as_ref().filter(|found| found.is_enabled()) {
         // Without a Node nobody else has kept the scheduler away.
-        return Err(done_by(
-            pass,
+        return Err(pass.act_saying(
             Action::DisableService {
                 id: found.service.id.clone(),
                 reason: DISABLED_REASON.to_owned(),
@@ -135,16 +131,14 @@ fn next(pass: &mut Pass) -> Result<(), String> {
         .cloned()
         .collect();
     if !consumers.is_empty() {
-        return Err(done_by(
-            pass,
+        return Err(pass.act_saying(
             Action::DeleteAllocations { consumers },
             "allocations of consumers that are gone are being released",
         ));
     }
     if let Some(id) = &remains.service {
         let name = identity.map_or_else(|| host.name.clone(), |found| found.host);
-        return Err(done_by(
-            pass,
+        return Err(pass.act_saying(
             Action::DeleteService {
                 id: id.clone(),
                 host: name,
@@ -154,8 +148,7 @@ fn next(pass: &mut Pass) -> Result<(), String> {
     }
     if !remains.providers.is_empty() {
         let ids = remains.providers.iter().map(|(id, _)| id.clone()).collect();
-        return Err(done_by(
-            pass,
+        return Err(pass.act_saying(
             Action::DeleteProviders { ids },
             "a resource provider that Nova has left behind is being removed",
         ));
@@ -195,11 +188,6 @@ fn aggregates_left(host: &Host) -> Vec<&str> {
         .collect()
 }
 
-fn done_by(pass: &mut Pass, action: Action, text: &str) -> String {
-    let failure = pass.act(action);
-    failure.map_or_else(|| text.to_owned(), |failure| failure.text.clone())
-}
-
 /// What is left of the host, as it was a moment ago.
 fn look<'a>(pass: &mut Pass<'a>, host: Option<&str>) -> Result<&'a Remains, String> {
     let oldest = pass.now - SignedDuration::from_secs(FRESH);
@@ -216,15 +204,12 @@ fn look<'a>(pass: &mut Pass<'a>, host: Option<&str>) -> Result<&'a Remains, Stri
     match read.filter(|_| !due) {
         Some(read) => Ok(&read.value),
         None => {
-            let failure = pass.act(Action::ReadRemains {
+            let read = Action::ReadRemains {
                 host: host.unwrap_or(&pass.host.name).to_owned(),
                 provider: pass.status.hypervisor_id.clone(),
-            });
-            let before = pass.waited_for("Offboarding").map(ToOwned::to_owned);
-            Err(failure
-                .map(|failure| failure.text.clone())
-                .or(before)
-                .unwrap_or_else(|| "Nova and Placement are asked what is left".to_owned()))
+            };
+            let text = "Nova and Placement are asked what is left";
+            Err(pass.look_saying(read, "Offboarding", text))
         }
     }
 }
@@ -258,12 +243,8 @@ fn agents_gone(pass: &mut Pass) -> Result<(), String> {
         return Err("the node is being tainted, so that the pods of the agents leave".to_owned());
     }
     let Some(read) = host.reads.pods.as_ref().filter(|read| read.at > oldest) else {
-        let failure = pass.act(Action::ReadPods);
-        let before = pass.waited_for("Offboarding").map(ToOwned::to_owned);
-        return Err(failure
-            .map(|failure| failure.text.clone())
-            .or(before)
-            .unwrap_or_else(|| "the pods of the agents are looked for".to_owned()));
+        let text = "the pods of the agents are looked for";
+        return Err(pass.look_saying(Action::ReadPods, "Offboarding", text));
     };
     let judged = objects::judge(&read.value, None);
     let gone = judged.status == Status::True;

@@ -211,14 +211,12 @@ fn initial(pass: &mut Pass) {
 
 /// Disables the service.
 fn keep_away(pass: &mut Pass, identity: &Identity) {
-    let failure = pass.act(Action::DisableService {
+    let disable = Action::DisableService {
         id: identity.service.id.clone(),
         reason: DISABLED_REASON.to_owned(),
-    });
-    let text = failure.map_or("the scheduler is kept away from the host", |failure| {
-        &failure.text
-    });
-    pass.wait("ServiceDisabled", text.to_owned(), None);
+    };
+    let text = pass.act_saying(disable, "the scheduler is kept away from the host");
+    pass.wait("ServiceDisabled", text, None);
 }
 
 fn testing(pass: &mut Pass) {
@@ -261,11 +259,11 @@ fn handover(pass: &mut Pass) {
         return pass.wait("Aggregates", missing, None);
     }
     if !identity.is_enabled() || identity.service.forced_down {
-        let failure = pass.act(Action::EnableService {
+        let enable = Action::EnableService {
             id: identity.service.id.clone(),
-        });
-        let text = failure.map_or("the scheduler is let to the host", |failure| &failure.text);
-        return pass.wait("ServiceEnabled", text.to_owned(), None);
+        };
+        let text = pass.act_saying(enable, "the scheduler is let to the host");
+        return pass.wait("ServiceEnabled", text, None);
     }
     pass.say(
         Type::Onboarding,
