@@ -92,8 +92,22 @@ string_enum! {
         IncompatibleCpu => "IncompatibleCpu",
         /// Its storage cannot be reached from another host.
         LocalStorage => "LocalStorage",
+        /// Its server group leaves no host for it.
+        AffinityGroup => "AffinityGroup",
         /// It could not be examined.
         CheckFailed => "CheckFailed",
+    }
+}
+
+string_enum! {
+    /// How one instance leaves its host.
+    pub enum Method {
+        /// It runs on while it moves.
+        Live => "Live",
+        /// It is off, and its disks are moved.
+        Cold => "Cold",
+        /// It is shelved, and the host lets go of it.
+        Offload => "Offload",
     }
 }
 
@@ -335,6 +349,14 @@ pub struct EvictionInstance {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 255))]
     pub name: Option<String>,
+    /// What Nova last said of it, for example ACTIVE.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub status: Option<String>,
+    /// Its memory, in MiB.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0))]
+    pub memory_mb: Option<i64>,
     /// The host it was on.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 255))]
@@ -343,6 +365,9 @@ pub struct EvictionInstance {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 255))]
     pub to: Option<String>,
+    /// How the present or last attempt moves it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub method: Option<Method>,
     /// Where it is on its way.
     pub state: InstanceState,
     /// When it came into that state.
@@ -362,6 +387,13 @@ pub struct EvictionInstance {
     /// The id of the present or last migration in Nova.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub migration_id: Option<i64>,
+    /// The newest migration of the host before the present attempt: later ones belong to it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub after_migration_id: Option<i64>,
+    /// Hosts that it could not be moved to.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64), transform = schema::atomic)]
+    pub avoid: Vec<String>,
     /// How much of the move is done, in percent.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 100))]
@@ -375,12 +407,43 @@ pub struct EvictionInstance {
     pub preflight: Option<Preflight>,
 }
 
+impl EvictionInstance {
+    /// A row for an instance whose turn has not come.
+    #[must_use]
+    pub fn new(id: impl Into<String>) -> Self {
+        Self {
+            id: id.into(),
+            name: None,
+            status: None,
+            memory_mb: None,
+            from: None,
+            to: None,
+            method: None,
+            state: InstanceState::Pending,
+            since: None,
+            deadline: None,
+            attempt: None,
+            request_id: None,
+            migration_id: None,
+            after_migration_id: None,
+            avoid: Vec::new(),
+            progress: None,
+            error: None,
+            preflight: None,
+        }
+    }
+}
+
 /// What the check before the move said.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Preflight {
     /// Whether the instance can be moved.
     pub verdict: Verdict,
+    /// How many hosts have room for it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0))]
+    pub hosts: Option<i32>,
     /// Why it cannot be moved, or only in part.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16), transform = schema::atomic)]
@@ -411,11 +474,7 @@ mod tests {
         fn counts_add_up(states in prop::collection::vec(prop::sample::select(InstanceState::ALL), 0..50)) {
             let rows: Vec<_> = states
                 .iter()
-                .map(|state| EvictionInstance {
-                    id: "x".into(), name: None, from: None, to: None, state: *state, since: None,
-                    deadline: None, attempt: None, request_id: None, migration_id: None,
-                    progress: None, error: None, preflight: None,
-                })
+                .map(|state| EvictionInstance { state: *state, ..EvictionInstance::new("x") })
                 .collect();
             let c = InstanceCounts::of(&rows);
             prop_assert_eq!(usize::try_from(c.total), Ok(rows.len()));
