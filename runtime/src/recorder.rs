@@ -12,6 +12,9 @@ use crate::chain;
 /// More than this waiting means that the API server is away; the log has them all.
 const QUEUE: usize = 256;
 const DEADLINE: Duration = Duration::from_secs(10);
+/// So many Events are remembered, so that one that comes again is counted instead of written anew.
+/// kube remembers all of the last minutes: in a storm, megabytes.
+const REMEMBERED: u32 = 128;
 /// The limits of the API.
 const NOTE_MAX: usize = 1024;
 
@@ -50,15 +53,19 @@ impl Recorder {
         instance: &str,
     ) -> (Self, impl Future<Output = ()> + Send + use<>) {
         let (sender, mut queue) = mpsc::channel::<(ObjectReference, Note)>(QUEUE);
-        let publisher = Publisher::new(
-            client,
-            Reporter {
-                controller: controller.to_owned(),
-                instance: Some(instance.to_owned()),
-            },
-        );
+        let reporter = Reporter {
+            controller: controller.to_owned(),
+            instance: Some(instance.to_owned()),
+        };
         let write = async move {
+            let mut publisher = Publisher::new(client.clone(), reporter.clone());
+            let mut remembered = 0;
             while let Some((about, note)) = queue.recv().await {
+                remembered += 1;
+                if remembered > REMEMBERED {
+                    publisher = Publisher::new(client.clone(), reporter.clone());
+                    remembered = 1;
+                }
                 let reason = note.reason;
                 let event = Event {
                     type_: match note.severity {

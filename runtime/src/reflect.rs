@@ -12,19 +12,22 @@ use std::pin::pin;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
-use futures::StreamExt;
+use futures::TryStreamExt;
 use kube::api::{ListParams, WatchEvent, WatchParams};
-use kube::core::DeserializeGuard;
+use kube::core::error_boundary::InvalidObject;
+use kube::core::{DeserializeGuard, ListMeta, ObjectMeta, PartialObjectMeta, Request};
 use kube::runtime::watcher;
-use kube::{Api, Resource};
+use kube::{Api, Client, Resource};
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde_json::value::RawValue;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::{Backoff, Health, chain, jitter};
 
-/// So many objects are in memory untrimmed at a time.
+/// The text of so many objects is in memory at a time.
 const PAGE: u32 = 100;
 /// A page, and the begin of a watch.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -242,6 +245,16 @@ impl<T> Store<T> {
         Some((old, new))
     }
 
+    /// Puts something better in place of an object, unless the watch was faster.
+    pub fn replace(&self, key: &ObjectKey, known: &Arc<T>, better: T) {
+        let mut contents = self.write();
+        if let Some(object) = contents.objects.get_mut(key)
+            && Arc::ptr_eq(object, known)
+        {
+            *object = Arc::new(better);
+        }
+    }
+
     fn set_invalid(&self, key: &ObjectKey, reason: String) {
         self.write().invalid.insert(key.clone(), reason);
     }
@@ -286,6 +299,7 @@ where
 {
     let store = Store::new();
     let mut reflector = Reflector {
+        client: api.clone().into_client(),
         api,
         selection,
         how,
@@ -320,6 +334,10 @@ impl From<kube::Error> for Failure {
     }
 }
 
+fn unreadable(error: serde_json::Error) -> Failure {
+    Failure::Other(chain(&error))
+}
+
 async fn call<R>(request: impl Future<Output = kube::Result<R>>) -> Result<R, Failure> {
     match timeout(DEADLINE, request).await {
         Ok(answer) => answer.map_err(Failure::from),
@@ -330,7 +348,16 @@ async fn call<R>(request: impl Future<Output = kube::Result<R>>) -> Result<R, Fa
     }
 }
 
+/// A page of a list. Its objects are read one after the other: whole, each is several times its text.
+#[derive(Deserialize)]
+struct Page<'a> {
+    metadata: ListMeta,
+    #[serde(borrow, default)]
+    items: Option<Vec<&'a RawValue>>,
+}
+
 struct Reflector<K, T, Trim, Tell> {
+    client: Client,
     api: Api<DeserializeGuard<K>>,
     selection: watcher::Config,
     how: Reflection,
@@ -389,9 +416,14 @@ where
         };
         let mut listed = BTreeSet::new();
         let filled = |text: Option<String>| text.filter(|text| !text.is_empty());
+        let url = self.api.resource_url().to_owned();
         let version = loop {
-            let page = call(self.api.list(&params)).await?;
-            for object in page.items {
+            let request = Request::new(url.as_str()).list(&params);
+            let request = request.map_err(kube::Error::BuildRequest)?;
+            let text = call(self.client.request_text(request)).await?;
+            let page: Page<'_> = serde_json::from_str(&text).map_err(unreadable)?;
+            for item in page.items.unwrap_or_default() {
+                let object = read::<K>(item).map_err(unreadable)?;
                 listed.insert(self.applied(object));
             }
             params.continue_token = filled(page.metadata.continue_);
@@ -427,31 +459,38 @@ where
             bookmarks: true,
             send_initial_events: false,
         };
-        let mut events = pin!(call(self.api.watch(&params, version)).await?);
+        let request = Request::new(self.api.resource_url()).watch(&params, version);
+        let request = request.map_err(kube::Error::BuildRequest)?;
+        // As text, for the same reason as in a list.
+        let events = self.client.request_events::<Box<RawValue>>(request);
+        let mut events = pin!(call(events).await?);
         self.how.health.set_missing(self.how.name, None);
         let began = Instant::now();
         let silence = Duration::from_secs(seconds.into()) + WATCH_MARGIN;
         loop {
-            let event = match timeout(silence, events.next()).await {
-                Ok(Some(event)) => event?,
-                Ok(None) if began.elapsed() < SHORT => {
+            let event = match timeout(silence, events.try_next()).await {
+                Ok(Ok(Some(event))) => event,
+                Ok(Err(error)) => return Err(error.into()),
+                Ok(Ok(None)) if began.elapsed() < SHORT => {
                     let reason = "the API server ended the watch at once";
                     return Err(Failure::Other(reason.to_owned()));
                 }
                 // As it should, or in silence: go on in any case.
-                Ok(None) | Err(_) => {
+                Ok(Ok(None)) | Err(_) => {
                     backoff.reset();
                     return Ok(());
                 }
             };
             match event {
-                WatchEvent::Added(object) | WatchEvent::Modified(object) => {
+                WatchEvent::Added(text) | WatchEvent::Modified(text) => {
+                    let object = read::<K>(&text).map_err(unreadable)?;
                     move_to(version, object.meta().resource_version.as_deref());
                     self.applied(object);
                 }
-                WatchEvent::Deleted(object) => {
+                WatchEvent::Deleted(text) => {
+                    let object = read::<K>(&text).map_err(unreadable)?;
                     move_to(version, object.meta().resource_version.as_deref());
-                    let key = self.key(&object);
+                    let key = self.key(object.meta());
                     self.deleted(&key);
                 }
                 WatchEvent::Bookmark(bookmark) => {
@@ -485,7 +524,7 @@ where
     }
 
     fn applied(&mut self, object: DeserializeGuard<K>) -> ObjectKey {
-        let key = self.key(&object);
+        let key = self.key(object.meta());
         match object.0 {
             Ok(object) => {
                 if let Some((before, now)) = self.store.apply(&key, (self.trim)(object)) {
@@ -511,8 +550,7 @@ where
         }
     }
 
-    fn key(&mut self, object: &DeserializeGuard<K>) -> ObjectKey {
-        let meta = object.meta();
+    fn key(&mut self, meta: &ObjectMeta) -> ObjectKey {
         let namespace = meta.namespace.as_deref();
         if self.namespace.as_deref() != namespace {
             self.namespace = namespace.map(Arc::from);
@@ -522,6 +560,23 @@ where
             name: meta.name.as_deref().unwrap_or_default().into(),
         }
     }
+}
+
+/// An object, or why it cannot be read. What has not even a name is an error.
+fn read<K: Resource + DeserializeOwned>(
+    text: &RawValue,
+) -> Result<DeserializeGuard<K>, serde_json::Error> {
+    let read = serde_json::from_str(text.get());
+    Ok(DeserializeGuard(match read {
+        Ok(object) => Ok(object),
+        Err(error) => {
+            let named: PartialObjectMeta<K> = serde_json::from_str(text.get())?;
+            Err(InvalidObject {
+                error: error.to_string(),
+                metadata: named.metadata,
+            })
+        }
+    }))
 }
 
 fn move_to(version: &mut String, newer: Option<&str>) {
