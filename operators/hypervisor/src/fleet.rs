@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use cobalt_openstack::compute::{Aggregate, ComputeService, ServiceStatus};
+use cobalt_openstack::compute::{Aggregate, ComputeService, ServiceState, ServiceStatus};
 use cobalt_openstack::{Client, Error};
 use cobalt_runtime::{Health, Pulse, chain, jitter};
 use jiff::{SignedDuration, Timestamp};
@@ -17,28 +17,114 @@ const TRAITS_PER_ROUND: usize = 64;
 /// Two rounds that were asked for have at least this much time between them.
 const SPACING: Duration = Duration::from_secs(2);
 
-/// All hosts at one moment.
+/// All hosts at one moment. Names and ids are shared: each is in several places, there are thousands,
+/// and while a newer state is read there are two of them.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Fleet {
     /// When the lists were asked for.
     pub taken: Timestamp,
     /// nova-compute services by host.
-    pub services: BTreeMap<String, ComputeService>,
+    pub services: BTreeMap<Arc<str>, NovaService>,
     /// Hypervisors by the host of their service.
-    pub hypervisors: BTreeMap<String, Vec<NovaHypervisor>>,
+    pub hypervisors: BTreeMap<Arc<str>, Vec<NovaHypervisor>>,
     /// All aggregates, by name.
-    pub aggregates: BTreeMap<String, Aggregate>,
+    pub aggregates: BTreeMap<String, NovaAggregate>,
     /// Which providers have a custom trait, of those that some host wants.
-    pub traits: BTreeMap<String, BTreeSet<String>>,
+    pub traits: BTreeMap<String, BTreeSet<Arc<str>>>,
+}
+
+/// A nova-compute.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NovaService {
+    /// Its uuid.
+    pub id: String,
+    /// Whether the scheduler may use it.
+    pub status: ServiceStatus,
+    /// Whether it is alive.
+    pub state: ServiceState,
+    /// Why it is disabled.
+    pub disabled_reason: Option<String>,
+    /// Whether somebody said that it is dead.
+    pub forced_down: bool,
+    /// When it reported last.
+    pub updated_at: Option<Timestamp>,
+}
+
+impl From<ComputeService> for NovaService {
+    fn from(service: ComputeService) -> Self {
+        Self {
+            id: service.id,
+            status: service.status,
+            state: service.state,
+            disabled_reason: service.disabled_reason,
+            forced_down: service.forced_down,
+            updated_at: service.updated_at,
+        }
+    }
 }
 
 /// A hypervisor of Nova.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NovaHypervisor {
     /// Its uuid, which is that of its provider in Placement.
-    pub id: String,
+    pub id: Arc<str>,
     /// What it calls itself.
-    pub hostname: String,
+    pub hostname: Arc<str>,
+}
+
+/// An aggregate of Nova.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NovaAggregate {
+    /// What calls want.
+    pub id: i64,
+    /// What Placement wants.
+    pub uuid: String,
+    /// Unique.
+    pub name: String,
+    /// The zone that it makes of its hosts.
+    pub availability_zone: Option<String>,
+    /// Its hosts.
+    pub hosts: BTreeSet<Arc<str>>,
+    /// What the scheduler's filters look at.
+    pub metadata: BTreeMap<String, String>,
+}
+
+impl NovaAggregate {
+    fn new(found: Aggregate, words: &mut Words) -> Self {
+        Self {
+            id: found.id,
+            uuid: found.uuid,
+            name: found.name,
+            availability_zone: found.availability_zone,
+            hosts: found
+                .hosts
+                .into_iter()
+                .map(|host| words.of(&host))
+                .collect(),
+            metadata: found.metadata,
+        }
+    }
+}
+
+impl From<Aggregate> for NovaAggregate {
+    fn from(found: Aggregate) -> Self {
+        Self::new(found, &mut Words::default())
+    }
+}
+
+/// Texts of which each is in memory once.
+#[derive(Debug, Default)]
+struct Words(BTreeSet<Arc<str>>);
+
+impl Words {
+    fn of(&mut self, text: &str) -> Arc<str> {
+        if let Some(word) = self.0.get(text) {
+            return Arc::clone(word);
+        }
+        let word: Arc<str> = text.into();
+        self.0.insert(Arc::clone(&word));
+        word
+    }
 }
 
 /// Who a host is: found by exact names, and by nothing else.
@@ -47,7 +133,7 @@ pub struct Identity {
     /// What Nova's services, servers and aggregates call it.
     pub host: String,
     /// The nova-compute service.
-    pub service: ComputeService,
+    pub service: NovaService,
     /// The hypervisor and resource provider. Absent until nova-compute has reported its resources.
     pub hypervisor_id: Option<String>,
 }
@@ -70,15 +156,15 @@ impl Fleet {
         let mut hosts: BTreeSet<&str> = names
             .iter()
             .filter_map(|name| self.services.get_key_value(*name))
-            .map(|(host, _)| host.as_str())
+            .map(|(host, _)| &**host)
             .collect();
         if hosts.is_empty() {
             // The hypervisor may call itself otherwise than its service does.
             hosts = self
                 .hypervisors
                 .iter()
-                .filter(|(_, all)| all.iter().any(|one| names.contains(&one.hostname.as_str())))
-                .map(|(host, _)| host.as_str())
+                .filter(|(_, all)| all.iter().any(|one| names.contains(&&*one.hostname)))
+                .map(|(host, _)| &**host)
                 .collect();
         }
         let mut hosts = hosts.into_iter();
@@ -97,7 +183,7 @@ impl Fleet {
         let hypervisors = self.hypervisors.get(host).map_or(&[][..], Vec::as_slice);
         let hypervisor_id = match hypervisors {
             [] => None,
-            [one] => Some(one.id.clone()),
+            [one] => Some(one.id.to_string()),
             several => {
                 return Err(format!(
                     "nova-compute of \"{host}\" has {} hypervisors; one is supported",
@@ -139,7 +225,7 @@ impl Fleet {
     }
 
     /// The aggregates that a host is in.
-    pub fn aggregates_of<'a>(&'a self, host: &'a str) -> impl Iterator<Item = &'a Aggregate> {
+    pub fn aggregates_of<'a>(&'a self, host: &'a str) -> impl Iterator<Item = &'a NovaAggregate> {
         self.aggregates
             .values()
             .filter(move |aggregate| aggregate.hosts.contains(host))
@@ -176,23 +262,23 @@ struct State {
 /// What an action has changed.
 #[derive(Debug, Clone)]
 enum Change {
-    Service(ComputeService),
+    Service(Arc<str>, NovaService),
     /// Only this host's part of the aggregate: at the same time others join and leave, and the
     /// answer to one of them may be older than that to another.
     Member {
-        aggregate: Aggregate,
-        host: String,
+        aggregate: NovaAggregate,
+        host: Arc<str>,
         joined: bool,
     },
-    Traits(String, BTreeSet<String>),
+    Traits(Arc<str>, BTreeSet<String>),
     Removed(String),
 }
 
 impl Change {
     fn apply(&self, fleet: &mut Fleet) {
         match self {
-            Self::Service(service) => {
-                fleet.services.insert(service.host.clone(), service.clone());
+            Self::Service(host, service) => {
+                fleet.services.insert(Arc::clone(host), service.clone());
             }
             Self::Member {
                 aggregate,
@@ -202,7 +288,7 @@ impl Change {
                 let known = fleet.aggregates.entry(aggregate.name.clone());
                 let known = known.or_insert_with(|| aggregate.clone());
                 if *joined {
-                    known.hosts.insert(host.clone());
+                    known.hosts.insert(Arc::clone(host));
                 } else {
                     known.hosts.remove(host);
                 }
@@ -210,15 +296,15 @@ impl Change {
             Self::Traits(provider, present) => {
                 for (name, providers) in &mut fleet.traits {
                     if present.contains(name) {
-                        providers.insert(provider.clone());
+                        providers.insert(Arc::clone(provider));
                     } else {
                         providers.remove(provider);
                     }
                 }
             }
             Self::Removed(host) => {
-                fleet.services.remove(host);
-                fleet.hypervisors.remove(host);
+                fleet.services.remove(host.as_str());
+                fleet.hypervisors.remove(host.as_str());
             }
         }
     }
@@ -305,21 +391,22 @@ impl Watched {
 
     /// An action changed a service.
     pub fn put_service(&self, service: ComputeService) {
-        self.change(Change::Service(service));
+        let host = service.host.as_str().into();
+        self.change(Change::Service(host, service.into()));
     }
 
     /// An action put a host into an aggregate, or took it out.
     pub fn put_member(&self, aggregate: Aggregate, host: &str, joined: bool) {
         self.change(Change::Member {
-            aggregate,
-            host: host.to_owned(),
+            aggregate: aggregate.into(),
+            host: host.into(),
             joined,
         });
     }
 
     /// An action changed the traits of a provider.
     pub fn put_traits(&self, provider: &str, present: &BTreeSet<String>) {
-        self.change(Change::Traits(provider.to_owned(), present.clone()));
+        self.change(Change::Traits(provider.into(), present.clone()));
     }
 
     /// An action removed a host.
@@ -397,20 +484,28 @@ impl Watched {
             taken,
             ..Fleet::default()
         };
-        for service in compute.services("nova-compute").await? {
-            fleet.services.insert(service.host.clone(), service);
-        }
+        let mut words = Words::default();
+        // What is collected at once takes half of the room.
+        fleet.services = compute
+            .services("nova-compute")
+            .await?
+            .into_iter()
+            .map(|service| (words.of(&service.host), service.into()))
+            .collect();
         for hypervisor in compute.hypervisors().await? {
-            let Some(host) = hypervisor.host().map(ToOwned::to_owned) else {
+            let Some(host) = hypervisor.host() else {
                 continue;
             };
-            let all = fleet.hypervisors.entry(host).or_default();
-            all.push(NovaHypervisor {
-                id: hypervisor.id,
-                hostname: hypervisor.hostname,
-            });
+            let all = fleet.hypervisors.entry(words.of(host));
+            // One is the rule.
+            all.or_insert_with(|| Vec::with_capacity(1))
+                .push(NovaHypervisor {
+                    id: words.of(&hypervisor.id),
+                    hostname: words.of(&hypervisor.hostname),
+                });
         }
         for aggregate in compute.aggregates().await? {
+            let aggregate = NovaAggregate::new(aggregate, &mut words);
             fleet.aggregates.insert(aggregate.name.clone(), aggregate);
         }
         let (wanted, before) = {
@@ -433,7 +528,8 @@ impl Watched {
         turn.rotate_left(skip);
         for name in new.into_iter().chain(turn).take(TRAITS_PER_ROUND) {
             let providers = client.placement().providers_with_trait(&name).await?;
-            known.insert(name, providers);
+            let providers = providers.iter().map(|provider| words.of(provider));
+            known.insert(name, providers.collect());
         }
         fleet.traits = known;
         Ok(fleet)

@@ -12,6 +12,7 @@ use cobalt_api::ovsnode::OvsNode;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
+use serde::{Deserialize, Serialize};
 
 use crate::fleet::{Fleet, Identity};
 use crate::objects::AgentPod;
@@ -83,7 +84,7 @@ pub struct TestProject {
 }
 
 /// A Hypervisor, and what its managed fields say.
-#[derive(Debug, Clone, PartialEq, Default)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Known {
     /// The object, without what the operator never reads.
     pub object: Hypervisor,

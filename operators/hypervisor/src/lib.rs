@@ -11,6 +11,7 @@ pub mod config;
 pub mod controllers;
 pub mod fleet;
 pub mod host;
+pub mod kept;
 pub mod metrics;
 pub mod mirror;
 pub mod node_objects;

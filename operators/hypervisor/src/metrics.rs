@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cobalt_api::conditions::HypervisorCondition as Type;
+use cobalt_api::hypervisor::HypervisorStatus;
 use cobalt_api::names::labels;
 use cobalt_openstack::{
     BreakerState, Client as OpenStack, Observer, Outcome as CallOutcome, Service,
@@ -22,6 +23,7 @@ use prometheus_client::registry::Registry;
 use crate::action::Action;
 use crate::fleet::Watched;
 use crate::host::Known;
+use crate::kept::Row;
 use crate::reconcile::Outcome;
 
 /// The conditions that are told of each host.
@@ -169,7 +171,7 @@ pub struct Scrape {
     /// The counters.
     pub registry: Arc<Registry>,
     /// The hosts.
-    pub hypervisors: Store<Known>,
+    pub hypervisors: Store<Row>,
     /// Who waits for a turn.
     pub queue: Queue<Arc<str>>,
     /// What is known of Nova.
@@ -184,13 +186,8 @@ impl Scrape {
     pub fn text(&self, now: Timestamp) -> String {
         let mut out = text(&self.registry);
         self.own(&mut out, now);
-        let hosts: Vec<_> = self
-            .hypervisors
-            .all()
-            .into_iter()
-            .map(|(_, known)| known)
-            .collect();
-        hosts_text(&mut out, &hosts);
+        let rows = self.hypervisors.all();
+        hosts_text(&mut out, rows.iter().filter_map(|(_, row)| row.read()));
         out
     }
 
@@ -226,46 +223,30 @@ impl Scrape {
     }
 }
 
-fn hosts_text(out: &mut String, hosts: &[Arc<Known>]) {
-    let zone = |known: &Known| {
-        known
-            .object
-            .labels()
-            .get(labels::ZONE)
-            .cloned()
-            .unwrap_or_default()
-    };
-    let mut family = |name: &str, help: &str, one: &dyn Fn(&mut String, &Known, &str, &str)| {
-        gauge(out, name, help);
-        for known in hosts {
-            one(out, known, &known.object.name_any(), &zone(known));
-        }
-    };
-    family(
+/// One line of a family for a host.
+type Tell = fn(&mut String, &HypervisorStatus, [(&str, &str); 2]);
+
+/// What is told of each host.
+const FAMILIES: [(&str, &str, Tell); 5] = [
+    (
         "cobalt_hypervisor_phase",
         "The phase of a host",
-        &|out, known, host, zone| {
-            let status = known.object.status.as_ref();
-            if let Some(phase) = status.and_then(|status| status.phase) {
-                let labels = [
-                    ("hypervisor", host),
-                    ("zone", zone),
-                    ("phase", phase.as_str()),
-                ];
+        |out, status, [host, zone]| {
+            if let Some(phase) = status.phase {
+                let labels = [host, zone, ("phase", phase.as_str())];
                 line(out, "cobalt_hypervisor_phase", &labels, 1);
             }
         },
-    );
-    family(
+    ),
+    (
         "cobalt_hypervisor_condition",
         "A condition of a host",
-        &|out, known, host, zone| {
-            let status = known.object.status.as_ref();
-            for condition in status.iter().flat_map(|status| &status.conditions) {
+        |out, status, [host, zone]| {
+            for condition in &status.conditions {
                 if TOLD.iter().any(|told| told.as_str() == condition.type_) {
                     let labels = [
-                        ("hypervisor", host),
-                        ("zone", zone),
+                        host,
+                        zone,
                         ("condition", condition.type_.as_str()),
                         ("status", condition.status.as_str()),
                         ("reason", condition.reason.as_str()),
@@ -274,68 +255,60 @@ fn hosts_text(out: &mut String, hosts: &[Arc<Known>]) {
                 }
             }
         },
-    );
-    family(
+    ),
+    (
         "cobalt_hypervisor_waiting_since_seconds",
         "Since when a host waits for something",
-        &|out, known, host, zone| {
-            let wait = known
-                .object
-                .status
-                .as_ref()
-                .and_then(|status| status.waiting_for.as_ref());
-            if let Some(wait) = wait {
-                let labels = [
-                    ("hypervisor", host),
-                    ("zone", zone),
-                    ("reason", wait.reason.as_str()),
-                ];
-                let since = wait.since.0.as_second();
-                line(
-                    out,
-                    "cobalt_hypervisor_waiting_since_seconds",
-                    &labels,
-                    since,
-                );
+        |out, status, [host, zone]| {
+            if let Some(wait) = &status.waiting_for {
+                let name = "cobalt_hypervisor_waiting_since_seconds";
+                let labels = [host, zone, ("reason", wait.reason.as_str())];
+                line(out, name, &labels, wait.since.0.as_second());
             }
         },
-    );
-    family(
+    ),
+    (
         "cobalt_hypervisor_instances",
         "Instances on a host",
-        &|out, known, host, zone| {
-            let count = known
-                .object
-                .status
-                .as_ref()
-                .and_then(|status| status.num_instances);
-            let labels = [("hypervisor", host), ("zone", zone)];
-            line(
-                out,
-                "cobalt_hypervisor_instances",
-                &labels,
-                count.unwrap_or(0),
-            );
+        |out, status, labels| {
+            let count = status.num_instances.unwrap_or(0);
+            line(out, "cobalt_hypervisor_instances", &labels, count);
         },
-    );
-    family(
+    ),
+    (
         "cobalt_hypervisor_evicted",
         "Whether a host was emptied",
-        &|out, known, host, zone| {
-            let evicted = known
-                .object
-                .status
-                .as_ref()
-                .and_then(|status| status.evicted);
-            let labels = [("hypervisor", host), ("zone", zone)];
-            line(
-                out,
-                "cobalt_hypervisor_evicted",
-                &labels,
-                u8::from(evicted == Some(true)),
-            );
+        |out, status, labels| {
+            let evicted = u8::from(status.evicted == Some(true));
+            line(out, "cobalt_hypervisor_evicted", &labels, evicted);
         },
-    );
+    ),
+];
+
+/// Each host is read once: there are thousands, and they are kept as text.
+fn hosts_text(out: &mut String, hosts: impl Iterator<Item = Arc<Known>>) {
+    let mut texts = FAMILIES.map(|(name, help, _)| {
+        let mut text = String::new();
+        gauge(&mut text, name, help);
+        text
+    });
+    let nothing = HypervisorStatus::default();
+    for known in hosts {
+        let object = &known.object;
+        let name = object.name_any();
+        let zone = object.labels().get(labels::ZONE).map(String::as_str);
+        let labels = [
+            ("hypervisor", name.as_str()),
+            ("zone", zone.unwrap_or_default()),
+        ];
+        let status = object.status.as_ref().unwrap_or(&nothing);
+        for (text, (_, _, tell)) in texts.iter_mut().zip(FAMILIES) {
+            tell(text, status, labels);
+        }
+    }
+    for text in texts {
+        out.push_str(&text);
+    }
 }
 
 fn gauge(out: &mut String, name: &str, help: &str) {

@@ -6,42 +6,25 @@ use std::time::{Duration, Instant};
 
 use cobalt_api::hypervisor::HypervisorStatus;
 use cobalt_runtime::{Health, ObjectKey, Store, chain};
-use kube::{Client, ResourceExt};
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::ServiceAccount;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
+use kube::core::DynamicObject;
+use kube::{Api, Client, ResourceExt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::host::Host;
-use crate::objects::{self, ActError, Kind, ObjectsConfig, Observed, Problem};
+use crate::kept::{self, Kept};
+use crate::objects::{
+    self, ActError, Kind, ObjectsConfig, Observed, Problem, trim_certificate, trim_deployment,
+    trim_disruption_budget, trim_role, trim_role_binding, trim_service_account,
+};
 
 const DEADLINE: Duration = Duration::from_secs(15);
 /// How often cert-manager is tried while it is missing.
 const AGAIN: Duration = Duration::from_secs(60);
-
-/// An object as text: of each there are thousands, and as a value it takes several times as much.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Kept {
-    /// The Node that it belongs to.
-    pub node: Option<Arc<str>>,
-    text: Box<str>,
-}
-
-impl Kept {
-    /// Of an object.
-    #[must_use]
-    pub fn new<K: ResourceExt + Serialize>(object: &K) -> Self {
-        let mut owners = object.owner_references().iter();
-        let node = owners
-            .find(|owner| owner.kind == "Node")
-            .map(|owner| owner.name.as_str().into());
-        // What came as text can be written as text; if not, it counts as missing and is applied.
-        let text = serde_json::to_string(object).unwrap_or_default().into();
-        Self { node, text }
-    }
-
-    fn read<K: DeserializeOwned>(&self) -> Option<Arc<K>> {
-        serde_json::from_str(&self.text).ok().map(Arc::new)
-    }
-}
 
 /// What is there.
 #[derive(Debug)]
@@ -49,17 +32,17 @@ pub struct NodeObjects {
     /// What is wanted, and where.
     pub config: ObjectsConfig,
     /// Identities that read a node's Secrets.
-    pub service_accounts: Option<Store<Kept>>,
+    pub service_accounts: Option<Store<Kept<ServiceAccount>>>,
     /// What they may read.
-    pub roles: Option<Store<Kept>>,
+    pub roles: Option<Store<Kept<Role>>>,
     /// Both together.
-    pub role_bindings: Option<Store<Kept>>,
+    pub role_bindings: Option<Store<Kept<RoleBinding>>>,
     /// What keeps the pods that hold nodes.
-    pub disruption_budgets: Store<Kept>,
+    pub disruption_budgets: Store<Kept<PodDisruptionBudget>>,
     /// What runs them.
-    pub deployments: Store<Kept>,
+    pub deployments: Store<Kept<Deployment>>,
     /// Certificates for libvirt.
-    pub certificates: Option<Store<Kept>>,
+    pub certificates: Option<Store<Kept<DynamicObject>>>,
     /// Where it is said that cert-manager is missing.
     pub health: Health,
     /// When cert-manager was found missing last.
@@ -87,7 +70,7 @@ impl NodeObjects {
             object
         });
         let wanted = objects::wanted(node, hypervisor.as_ref(), &self.config);
-        let difference = objects::difference(&wanted, &self.observed(&host.name));
+        let difference = objects::difference(&wanted, &self.observed(client, &host.name).await?);
         let mut failed = Vec::new();
         for change in &difference.changes {
             match objects::act(client, change, DEADLINE).await {
@@ -147,27 +130,68 @@ impl NodeObjects {
         }
     }
 
-    fn observed(&self, node: &str) -> Observed {
+    async fn observed(&self, client: &Client, node: &str) -> Result<Observed, String> {
         let mut observed = Observed {
             certificates_are_served: self.may_ask_for_certificates(),
             ..Observed::default()
         };
         for key in objects::keys(node, &self.config) {
-            let at = ObjectKey::namespaced(&key.namespace, &key.name);
+            let look = Look { client, key: &key };
             match key.kind {
                 Kind::ServiceAccount => {
-                    observed.service_account = get(self.service_accounts.as_ref(), &at);
+                    let all = self.service_accounts.as_ref();
+                    observed.service_account = look.find(all, trim_service_account).await?;
                 }
-                Kind::Role => observed.role = get(self.roles.as_ref(), &at),
-                Kind::RoleBinding => observed.role_binding = get(self.role_bindings.as_ref(), &at),
+                Kind::Role => {
+                    observed.role = look.find(self.roles.as_ref(), trim_role).await?;
+                }
+                Kind::RoleBinding => {
+                    let all = self.role_bindings.as_ref();
+                    observed.role_binding = look.find(all, trim_role_binding).await?;
+                }
                 Kind::PodDisruptionBudget => {
-                    observed.disruption_budget = get(Some(&self.disruption_budgets), &at);
+                    let all = Some(&self.disruption_budgets);
+                    observed.disruption_budget = look.find(all, trim_disruption_budget).await?;
                 }
-                Kind::Deployment => observed.deployment = get(Some(&self.deployments), &at),
-                Kind::Certificate => observed.certificate = get(self.certificates.as_ref(), &at),
+                Kind::Deployment => {
+                    let all = Some(&self.deployments);
+                    observed.deployment = look.find(all, trim_deployment).await?;
+                }
+                Kind::Certificate => {
+                    let all = self.certificates.as_ref();
+                    observed.certificate = look.find(all, trim_certificate).await?;
+                }
             }
         }
-        observed
+        Ok(observed)
+    }
+}
+
+/// Where an object is looked for.
+struct Look<'a> {
+    client: &'a Client,
+    key: &'a objects::ObjectKey,
+}
+
+impl Look<'_> {
+    async fn find<K>(
+        &self,
+        store: Option<&Store<Kept<K>>>,
+        trim: fn(K) -> K,
+    ) -> Result<Option<Arc<K>>, String>
+    where
+        K: ResourceExt + Serialize + DeserializeOwned,
+    {
+        let Some(store) = store else {
+            return Ok(None);
+        };
+        let at = ObjectKey::namespaced(&self.key.namespace, &self.key.name);
+        let api = || {
+            let resource = self.key.kind.resource();
+            Api::namespaced_with(self.client.clone(), &self.key.namespace, &resource)
+        };
+        let found = kept::find(store, &at, api, trim).await;
+        found.map_err(|error| format!("{} was not read: {error}", self.key))
     }
 }
 
@@ -175,8 +199,4 @@ async fn ready<T>(store: Option<&Store<T>>) {
     if let Some(store) = store {
         store.until_ready().await;
     }
-}
-
-fn get<K: DeserializeOwned>(store: Option<&Store<Kept>>, key: &ObjectKey) -> Option<Arc<K>> {
-    store?.get(key)?.read()
 }

@@ -9,7 +9,6 @@ use std::time::Duration;
 use anyhow::Context;
 use axum::http::header::CONTENT_TYPE;
 use axum::routing::get;
-use cobalt_api::conditions::{self, HypervisorCondition as Type};
 use cobalt_api::eviction::Eviction;
 use cobalt_api::hypervisor::Hypervisor;
 use cobalt_api::names::{labels, leases};
@@ -25,6 +24,7 @@ use kube::core::{DeserializeGuard, DynamicObject};
 use kube::runtime::watcher;
 use kube::{Api, Client, Resource, ResourceExt};
 use prometheus_client::registry::Registry;
+use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sha2::{Digest, Sha256};
 use tokio::sync::watch;
@@ -33,10 +33,11 @@ use tokio_util::sync::CancellationToken;
 use crate::act::Hands;
 use crate::config::{Config, Programs, selector_keys};
 use crate::fleet::Watched;
-use crate::host::{Known, Settings};
+use crate::host::Settings;
+use crate::kept::{Kept, Partition, Row};
 use crate::metrics::{Metrics, Scrape};
 use crate::mirror::{self, MirrorConfig, MirrorMetrics, Trouble};
-use crate::node_objects::{Kept, NodeObjects};
+use crate::node_objects::NodeObjects;
 use crate::objects::{
     AccessConfig, CertificateConfig, HoldPod, Kind, LifecycleConfig, ObjectsConfig,
 };
@@ -85,6 +86,7 @@ pub async fn run(config: Config, client: Client, cancel: CancellationToken) -> a
     let mut watches = Watches {
         client: client.clone(),
         selector: config.label_selector.clone(),
+        partition: Partition::default(),
         health: health.clone(),
         queue: queue.clone(),
         tasks: &mut tasks,
@@ -331,38 +333,27 @@ async fn wake_all(fleet: Watched, caches: Caches, queue: Queue<Arc<str>>) {
     while rounds.changed().await.is_ok() {
         let now = fleet.get(Timestamp::now()).ok();
         let old = std::mem::replace(&mut before, now.clone());
-        for (key, known) in caches.hypervisors.all() {
-            let label = known
-                .object
-                .labels()
-                .get(labels::HOSTNAME)
-                .map(String::as_str);
-            let names = [key.name(), label.unwrap_or_else(|| key.name())];
+        for (key, row) in caches.hypervisors.all() {
+            let names = row.names(key.name());
             let changed = match (&old, &now) {
                 (Some(old), Some(now)) => old.differs_for(now, &names),
                 (None, Some(_)) => true,
                 // Those that wait say why.
                 (_, None) => false,
             };
-            if changed || waits(&known) {
+            if changed || row.waits {
                 queue.add(key.name().into());
             }
         }
     }
 }
 
-/// A host that waits for something may wait for Nova.
-fn waits(known: &Known) -> bool {
-    let status = known.object.status.as_ref();
-    status.is_none_or(|status| {
-        status.waiting_for.is_some() || !conditions::is_true(&status.conditions, Type::Ready)
-    })
-}
-
 /// Makes the watches: one per kind.
 struct Watches<'a> {
     client: Client,
     selector: String,
+    /// Whose objects are kept. The watches that find that out begin before it is set.
+    partition: Partition,
     health: Health,
     queue: Queue<Arc<str>>,
     tasks: &'a mut Tasks,
@@ -381,7 +372,7 @@ impl Watches<'_> {
             Presence::Required,
             Api::all(self.client.clone()),
             &nodes,
-            move |node| cache::node(node, &settings),
+            move |node| Kept::new(&cache::node(node, &settings)),
             |key, _| Some(key.name().into()),
         );
         let selector = self.selector.clone();
@@ -390,7 +381,7 @@ impl Watches<'_> {
             Presence::Required,
             Api::all(self.client.clone()),
             &selector,
-            cache::hypervisor,
+            |hypervisor| Row::new(&cache::hypervisor(hypervisor)),
             |key, _| Some(key.name().into()),
         );
         let evictions = self.start::<Eviction, _>(
@@ -401,13 +392,23 @@ impl Watches<'_> {
             cache::eviction,
             |key, _| Some(key.name().into()),
         );
+        if !selector.is_empty() {
+            self.partition = Partition::chosen(&nodes, &hypervisors);
+        }
+        let partition = self.partition.clone();
         let ovs = self.start::<OvsNode, _>(
             "ovsnodes",
             Presence::Optional(OPTIONAL),
             Api::all(self.client.clone()),
             "",
-            cache::ovs,
-            |key, _| Some(key.name().into()),
+            move |ovs| {
+                if partition.has(&ovs.name_any()) {
+                    Kept::new(&cache::ovs(ovs))
+                } else {
+                    Kept::of_another()
+                }
+            },
+            |key, ovs| ovs.is_ours().then(|| key.name().into()),
         );
         Caches {
             nodes,
@@ -425,7 +426,7 @@ impl Watches<'_> {
             Presence::Required,
             Api::namespaced(client.clone(), &lifecycle),
             &Kind::PodDisruptionBudget.selector(),
-            |whole| Kept::new(&objects::trim_disruption_budget(whole)),
+            self.ours(objects::trim_disruption_budget),
             owner,
         );
         let deployments = self.start(
@@ -433,7 +434,7 @@ impl Watches<'_> {
             Presence::Required,
             Api::namespaced(client.clone(), &lifecycle),
             &Kind::Deployment.selector(),
-            |whole| Kept::new(&objects::trim_deployment(whole)),
+            self.ours(objects::trim_deployment),
             owner,
         );
         let access = config
@@ -446,7 +447,7 @@ impl Watches<'_> {
                 Presence::Required,
                 Api::namespaced(client.clone(), namespace),
                 &Kind::ServiceAccount.selector(),
-                |whole| Kept::new(&objects::trim_service_account(whole)),
+                self.ours(objects::trim_service_account),
                 owner,
             )
         });
@@ -456,7 +457,7 @@ impl Watches<'_> {
                 Presence::Required,
                 Api::namespaced(client.clone(), namespace),
                 &Kind::Role.selector(),
-                |whole| Kept::new(&objects::trim_role(whole)),
+                self.ours(objects::trim_role),
                 owner,
             )
         });
@@ -466,7 +467,7 @@ impl Watches<'_> {
                 Presence::Required,
                 Api::namespaced(client.clone(), namespace),
                 &Kind::RoleBinding.selector(),
-                |whole| Kept::new(&objects::trim_role_binding(whole)),
+                self.ours(objects::trim_role_binding),
                 owner,
             )
         });
@@ -477,7 +478,7 @@ impl Watches<'_> {
                 Presence::Optional(OPTIONAL),
                 Api::namespaced_with(client.clone(), &certificate.namespace, &kind.resource()),
                 &kind.selector(),
-                |whole| Kept::new(&objects::trim_certificate(whole)),
+                self.ours(objects::trim_certificate),
                 owner,
             )
         });
@@ -492,6 +493,15 @@ impl Watches<'_> {
             health: self.health.clone(),
             no_cert_manager: Mutex::default(),
         }
+    }
+
+    /// Keeps what belongs to hosts of ours.
+    fn ours<K>(&self, trim: fn(K) -> K) -> impl Fn(K) -> Kept<K> + Send + 'static
+    where
+        K: ResourceExt + Serialize + DeserializeOwned + 'static,
+    {
+        let partition = self.partition.clone();
+        move |whole| Kept::owned(&trim(whole), &partition)
     }
 
     /// One watch. `host` says which host a changed object is about.
@@ -528,12 +538,16 @@ impl Watches<'_> {
             }
         };
         let (store, watching) = reflect(api, selection, how, trim, tell, self.cancel.clone());
-        self.tasks.spawn(name, watching);
+        let (partition, cancel) = (self.partition.clone(), self.cancel.clone());
+        self.tasks.spawn(name, async move {
+            cancel.run_until_cancelled(partition.until_known()).await;
+            watching.await;
+        });
         store
     }
 }
 
 /// The Node that an object belongs to.
-fn owner(_: &ObjectKey, object: &Kept) -> Option<Arc<str>> {
-    object.node.clone()
+fn owner<K>(_: &ObjectKey, object: &Kept<K>) -> Option<Arc<str>> {
+    object.node()
 }

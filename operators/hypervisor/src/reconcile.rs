@@ -8,14 +8,14 @@ use std::time::Duration;
 use cobalt_api::conditions::{self, HypervisorCondition as Type, Reason, Status};
 use cobalt_api::eviction::Eviction;
 use cobalt_api::hypervisor::{Hypervisor, HypervisorStatus};
-use cobalt_api::names::{FieldManager, labels};
+use cobalt_api::names::FieldManager;
 use cobalt_api::ovsnode::OvsNode;
 use cobalt_runtime::{
-    ApplyError, Note, Queue, Recorder, Severity, Store, apply, apply_status, chain,
+    ApplyError, Note, ObjectKey, Queue, Recorder, Severity, Store, apply, apply_status, chain,
 };
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{Node, ObjectReference};
-use kube::api::{Patch, PatchParams};
+use kube::api::{ApiResource, Patch, PatchParams};
 use kube::{Api, Client, Resource, ResourceExt};
 use serde_json::{Value, json};
 
@@ -23,6 +23,7 @@ use crate::act::Hands;
 use crate::action::Action;
 use crate::controllers;
 use crate::host::{Failure, Host, Known, Reads, Settings, TestProject};
+use crate::kept::{self, Kept, Row};
 use crate::metrics::Metrics;
 use crate::node_objects::NodeObjects;
 use crate::pass::{OWN, Pass, own};
@@ -41,13 +42,13 @@ const SAFETY: Duration = Duration::from_secs(600);
 #[derive(Debug, Clone)]
 pub struct Caches {
     /// Nodes that are hypervisors.
-    pub nodes: Store<Node>,
+    pub nodes: Store<Kept<Node>>,
     /// Hypervisors.
-    pub hypervisors: Store<Known>,
+    pub hypervisors: Store<Row>,
     /// Evictions.
     pub evictions: Store<Eviction>,
     /// What the Open vSwitch agents say.
-    pub ovs: Store<OvsNode>,
+    pub ovs: Store<Kept<OvsNode>>,
 }
 
 /// All that a turn needs.
@@ -83,6 +84,15 @@ pub struct Memory {
     written: Option<(String, Arc<Known>)>,
 }
 
+impl Memory {
+    fn is_blank(&self) -> bool {
+        self.reads == Reads::default()
+            && self.failures.is_empty()
+            && self.failed.is_empty()
+            && self.written.is_none()
+    }
+}
+
 /// How a turn ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
@@ -109,7 +119,7 @@ impl Reconciler {
         let gone = self.caches.nodes.named(&name).is_none()
             && self.caches.hypervisors.named(&name).is_none();
         let mut all = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
-        if gone {
+        if gone || memory.is_blank() {
             all.remove(&name);
         } else {
             all.insert(name, memory);
@@ -125,7 +135,15 @@ impl Reconciler {
 
     async fn pass(&self, name: &Arc<str>, memory: &mut Memory) -> Outcome {
         let now = Timestamp::now();
-        let host = self.observe(name, memory, now);
+        let host = match self.observe(name, memory, now).await {
+            Ok(host) => host,
+            Err(error) => {
+                tracing::warn!(host = &**name, error, "the OVSNode was not read");
+                self.queue
+                    .add_after(Arc::clone(name), Duration::from_secs(5));
+                return Outcome::Error;
+            }
+        };
         let outcome = match self.sync(&host).await {
             Ok(true) => return Outcome::Ok,
             Ok(false) => Outcome::Ok,
@@ -211,8 +229,24 @@ impl Reconciler {
         }
     }
 
-    fn observe(&self, name: &str, memory: &mut Memory, now: Timestamp) -> Host {
-        let mut hypervisor = self.caches.hypervisors.named(name);
+    async fn observe(
+        &self,
+        name: &str,
+        memory: &mut Memory,
+        now: Timestamp,
+    ) -> Result<Host, String> {
+        let ovs = kept::find(
+            &self.caches.ovs,
+            &ObjectKey::cluster(name),
+            || Api::all_with(self.client.clone(), &ApiResource::erase::<OvsNode>(&())),
+            cache::ovs,
+        )
+        .await?;
+        let mut hypervisor = self
+            .caches
+            .hypervisors
+            .named(name)
+            .and_then(|row| row.read());
         // Until the watch shows our last write, the answer to it is the newest there is.
         match (&memory.written, &hypervisor) {
             (Some((base, after)), Some(known))
@@ -225,10 +259,10 @@ impl Reconciler {
         let testbed = self.hands.testbed.borrow().clone();
         let mut host = Host {
             name: name.to_owned(),
-            node: self.caches.nodes.named(name),
+            node: self.caches.nodes.named(name).and_then(|node| node.read()),
             hypervisor,
             eviction: self.caches.evictions.named(name),
-            ovs: self.caches.ovs.named(name),
+            ovs,
             fleet: self.hands.fleet.get(now),
             trouble: self.hands.fleet.trouble(),
             testbed: testbed.map(|found| {
@@ -249,7 +283,7 @@ impl Reconciler {
         if testing {
             host.peers = self.peers(&host);
         }
-        host
+        Ok(host)
     }
 
     /// Hosts that take workload in the same zone, as Nova calls them; each host begins elsewhere in
@@ -258,24 +292,12 @@ impl Reconciler {
         let Ok(fleet) = &host.fleet else {
             return Vec::new();
         };
-        let mut all: Vec<String> = self
-            .caches
-            .hypervisors
-            .all()
+        let rows = self.caches.hypervisors.all();
+        let mut all: Vec<String> = rows
             .iter()
-            .map(|(_, known)| known)
-            .filter(|known| {
-                let status = known.object.status.as_ref();
-                let all = status.map_or(&[][..], |status| status.conditions.as_slice());
-                known.object.name_any() != host.name
-                    && known.object.labels().get(labels::ZONE).map(String::as_str) == host.zone()
-                    && conditions::is_true(all, Type::Ready)
-            })
-            .filter_map(|known| {
-                let name = known.object.name_any();
-                let hostname = known.object.labels().get(labels::HOSTNAME).cloned();
-                let names = [name.as_str(), hostname.as_deref().unwrap_or(name.as_str())];
-                let found = fleet.find(&names).ok()??;
+            .filter(|(key, row)| key.name() != host.name && row.zone() == host.zone() && row.ready)
+            .filter_map(|(key, row)| {
+                let found = fleet.find(&row.names(key.name())).ok()??;
                 let up = found.is_enabled() && found.service.state.as_str() == "up";
                 up.then_some(found.host)
             })

@@ -38,7 +38,7 @@ pub fn missing(host: &Host, identity: &Identity) -> Option<String> {
         fleet
             .aggregates
             .get(name)
-            .is_some_and(|one| one.hosts.contains(&identity.host))
+            .is_some_and(|one| one.hosts.contains(identity.host.as_str()))
     };
     if let Some(name) = wanted.iter().find(|name| !is_in(name)) {
         return Some(host.or_failure(
@@ -185,7 +185,7 @@ fn changes(
     let mut leaves = Vec::new();
     let is_in = |name: &String| {
         let found = fleet.aggregates.get(name)?;
-        Some((found, found.hosts.contains(host)))
+        Some((found, found.hosts.contains(host.as_str())))
     };
     for name in wanted {
         if let Some((found, false)) = is_in(name) {

@@ -83,7 +83,7 @@ fn reserved(host: &Host, identity: &Identity, project: &str) -> Result<(), Strin
              id of the test project"
         ));
     };
-    if !aggregate.hosts.contains(&identity.host) {
+    if !aggregate.hosts.contains(identity.host.as_str()) {
         return Err(host.or_failure(
             Action::JOIN_AGGREGATE,
             format!("the host is being put into the aggregate \"{name}\""),

@@ -16,6 +16,7 @@ use jiff::SignedDuration;
 use kube::ResourceExt;
 
 use crate::action::Action;
+use crate::fleet::NovaAggregate;
 use crate::host::{Host, Remains};
 use crate::objects;
 use crate::pass::Pass;
@@ -177,9 +178,7 @@ fn aggregates_left(host: &Host) -> Vec<&str> {
     let Ok(fleet) = &host.fleet else {
         return Vec::new();
     };
-    let is_in = |one: &&cobalt_openstack::compute::Aggregate| {
-        names.iter().any(|name| one.hosts.contains(*name))
-    };
+    let is_in = |one: &&NovaAggregate| names.iter().any(|name| one.hosts.contains(*name));
     fleet
         .aggregates
         .values()

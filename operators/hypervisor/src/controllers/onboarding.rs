@@ -144,7 +144,7 @@ fn begin(pass: &mut Pass) {
             fleet
                 .aggregates
                 .get(name)
-                .is_some_and(|one| one.hosts.contains(&identity.host))
+                .is_some_and(|one| one.hosts.contains(identity.host.as_str()))
         })
     };
     // In the test aggregate it was on its way, and is enabled for the tests alone.

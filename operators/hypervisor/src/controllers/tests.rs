@@ -99,19 +99,19 @@ impl Model {
         node.labels_mut()
             .insert(labels::ZONE.to_owned(), "zone-a".to_owned());
         let mut fleet = Fleet::default();
-        fleet.services.insert(HOST.to_owned(), service(true));
+        fleet.services.insert(HOST.into(), service(true).into());
         let hypervisor = NovaHypervisor {
-            id: PROVIDER.to_owned(),
-            hostname: HOST.to_owned(),
+            id: PROVIDER.into(),
+            hostname: HOST.into(),
         };
-        fleet.hypervisors.insert(HOST.to_owned(), vec![hypervisor]);
+        fleet.hypervisors.insert(HOST.into(), vec![hypervisor]);
         for one in [
             aggregate(1, "zone-a", true, None),
             aggregate(2, "special", false, None),
             aggregate(3, "tenant_filter_tests", false, Some(PROJECT)),
             aggregate(4, "by-hand", false, None),
         ] {
-            fleet.aggregates.insert(one.name.clone(), one);
+            fleet.aggregates.insert(one.name.clone(), one.into());
         }
         fleet.traits.insert("CUSTOM_FAST".to_owned(), [].into());
         let mut model = Self {
@@ -251,7 +251,7 @@ impl Model {
                     .get_mut(name)
                     .unwrap()
                     .hosts
-                    .insert(host.clone());
+                    .insert(host.as_str().into());
             }
             Action::LeaveAggregate { name, host, .. } => {
                 self.fleet
@@ -259,7 +259,7 @@ impl Model {
                     .get_mut(name)
                     .unwrap()
                     .hosts
-                    .remove(host);
+                    .remove(host.as_str());
             }
             Action::SetTraits { add, remove, .. } => {
                 for name in add {
@@ -267,7 +267,7 @@ impl Model {
                         .traits
                         .entry(name.clone())
                         .or_default()
-                        .insert(PROVIDER.to_owned());
+                        .insert(PROVIDER.into());
                 }
                 for name in remove {
                     self.fleet
@@ -694,7 +694,7 @@ fn w21_new_ids_of_a_host_are_taken() {
     let mut model = Model::onboarded();
     let mut service = service(true);
     service.id = "service-2".to_owned();
-    model.fleet.services.insert(HOST.to_owned(), service);
+    model.fleet.services.insert(HOST.into(), service.into());
     model.settle();
     let status = model.hypervisor.object.status.unwrap();
     assert_eq!(status.service_id.as_deref(), Some("service-2"));
@@ -737,11 +737,11 @@ fn w22_drift_is_repaired_and_a_strangers_decision_told() {
 fn w23_what_somebody_did_by_hand_stays() {
     let mut model = Model::new();
     let by_hand = model.fleet.aggregates.get_mut("by-hand").unwrap();
-    by_hand.hosts.extend([HOST.to_owned(), "marker".to_owned()]);
+    by_hand.hosts.extend([HOST.into(), "marker".into()]);
     model
         .fleet
         .traits
-        .insert("CUSTOM_THEIRS".to_owned(), [PROVIDER.to_owned()].into());
+        .insert("CUSTOM_THEIRS".to_owned(), [PROVIDER.into()].into());
     model.settle();
     model.hypervisor.object.spec.aggregates = Some(vec!["zone-a".to_owned()]);
     model.hypervisor.object.spec.custom_traits = Some(Vec::new());
@@ -761,7 +761,7 @@ fn w31_a_host_at_work_is_adopted_and_not_tested() {
             .get_mut(name)
             .unwrap()
             .hosts
-            .insert(HOST.to_owned());
+            .insert(HOST.into());
     }
     model.settle();
     assert_eq!(model.phase(), Some(Phase::Active));

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use cobalt_api::conditions::{self, HypervisorCondition as Type, Reason, Status};
 use cobalt_api::hypervisor::{Hypervisor, Maintenance, Phase};
 use cobalt_api::names::{FieldManager, annotations, finalizers, labels};
+use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::runtime::wait::{await_condition, conditions::is_deleted};
@@ -12,7 +13,7 @@ use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 
 use crate::cloud::ZONE;
-use crate::support::{PATIENCE, Site, unique};
+use crate::support::{PATIENCE, Site, unique, until};
 use crate::writes::Writes;
 
 /// Labels that a Hypervisor has from its Node.
@@ -429,4 +430,56 @@ async fn two_partitions_do_not_touch_each_other() {
             .filter_map(|one| one.manager.as_deref())
             .any(|one| one == ours)
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_that_joins_a_partition_brings_its_objects() {
+    let site = Site::new("joins").await;
+    let half = |number: &str| format!("{},example.com/half={number}", site.selector());
+    let namespace = site.namespace().await;
+    let arguments = [
+        "--lifecycle-image",
+        "registry.example.com/hold:1",
+        "--lifecycle-namespace",
+        &namespace,
+    ];
+    let name = unique("moves");
+    let one = site.operator_of(&half("1"), &arguments, &[]);
+    let two = site.operator_of(&half("2"), &arguments, &[]);
+    let mut node = site.node(&name, "true");
+    let labels = node.labels_mut();
+    labels.insert("example.com/half".to_owned(), "1".to_owned());
+    create(&site, &node).await;
+    let deployments: Api<Deployment> = Api::namespaced(site.client.clone(), &namespace);
+    let hold = format!("maint-{name}");
+    until("the node is held", || async {
+        deployments.get_opt(&hold).await.unwrap()
+    })
+    .await;
+    // The other one has seen the objects, and they are nothing to it.
+    one.rounds(1).await;
+    two.rounds(1).await;
+    one.kill().await;
+
+    let moved = [("example.com/half", Some("2".to_owned()))].into();
+    set_labels(&site, &name, &moved).await;
+    site.hypervisor(&name, "has moved", |object| {
+        object.labels()["example.com/half"] == "2"
+    })
+    .await;
+    two.rounds(2).await;
+    // They are as they shall be: nothing is applied.
+    assert!(!two.log().contains("change=Apply"), "{}", two.log());
+
+    // From now on they are looked after.
+    let patch = json!({ "spec": { "replicas": 0 } });
+    let params = PatchParams::default();
+    let patched = deployments.patch(&hold, &params, &Patch::Merge(&patch));
+    patched.await.unwrap();
+    until("it is as it shall be again", || async {
+        let found = deployments.get(&hold).await.unwrap();
+        (found.spec?.replicas == Some(1)).then_some(())
+    })
+    .await;
+    assert!(two.log().contains("change=Apply"));
 }
