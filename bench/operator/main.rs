@@ -47,7 +47,7 @@ struct Arguments {
 #[tokio::main]
 async fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    match Box::pin(run(&arguments)).await {
+    match start_and_end(&arguments).await {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
@@ -55,6 +55,14 @@ async fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Runs it, unless it is told to end: then what it has started ends with it.
+async fn start_and_end(arguments: &Arguments) -> Result<bool> {
+    let told = cobalt_runtime::shutdown_signal().context("failed to receive signals")?;
+    told.run_until_cancelled(Box::pin(run(arguments)))
+        .await
+        .context("told to end")?
 }
 
 /// Whether all bars were met. What fails is a row, too: the others are worth knowing.
@@ -160,6 +168,8 @@ async fn fleet(arguments: &Arguments, site: &Site, table: &mut Table) -> Result<
         &writes.to_string(),
         "-",
     );
+    let usage = operator.usage()?;
+    table.memory("  RSS", usage.rss_kib, usage.peak_kib, FLEET_MIB, "-");
     operator.stop().await?;
 
     let mut operator = quiet_start(arguments, site, &nova, table, "  restart").await?;
