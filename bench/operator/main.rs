@@ -44,10 +44,8 @@ struct Arguments {
     onboard: u16,
 }
 
-#[tokio::main]
-async fn main() -> ExitCode {
-    let arguments = Arguments::parse();
-    match start_and_end(&arguments).await {
+fn main() -> ExitCode {
+    match start(&Arguments::parse()) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
@@ -57,12 +55,18 @@ async fn main() -> ExitCode {
     }
 }
 
-/// Runs it, unless it is told to end: then what it has started ends with it.
-async fn start_and_end(arguments: &Arguments) -> Result<bool> {
-    let told = cobalt_runtime::shutdown_signal().context("failed to receive signals")?;
-    told.run_until_cancelled(Box::pin(run(arguments)))
-        .await
-        .context("told to end")?
+/// Runs it until it is done or told to end: what it has started ends with it.
+fn start(arguments: &Arguments) -> Result<bool> {
+    let runtime = tokio::runtime::Runtime::new().context("failed to start")?;
+    let ended = runtime.block_on(async {
+        let told = cobalt_runtime::shutdown_signal().context("failed to receive signals")?;
+        told.run_until_cancelled(Box::pin(run(arguments)))
+            .await
+            .context("told to end")?
+    });
+    // A lab that did not come up may still be waited for.
+    runtime.shutdown_background();
+    ended
 }
 
 /// Whether all bars were met. What fails is a row, too: the others are worth knowing.
@@ -87,7 +91,7 @@ async fn run(arguments: &Arguments) -> Result<bool> {
 }
 
 /// Starts an operator with what a fleet in production has.
-fn start(arguments: &Arguments, site: &Site, nova: &FakeNova, more: &[&str]) -> Result<Operator> {
+fn launch(arguments: &Arguments, site: &Site, nova: &FakeNova, more: &[&str]) -> Result<Operator> {
     let all = [&["--lifecycle-image", "registry.example.com/hold:1"], more].concat();
     Operator::start(
         &arguments.operator,
@@ -110,7 +114,7 @@ async fn fleet(arguments: &Arguments, site: &Site, table: &mut Table) -> Result<
     eprintln!("{count} hosts that Nova does not know");
     let before = site.writes().await?;
     let begin = Instant::now();
-    let mut operator = start(arguments, site, &nova, &[])?;
+    let mut operator = launch(arguments, site, &nova, &[])?;
     site.until("all Hypervisors", |seen| {
         seen.count(Phase::Initial) == count
     })
@@ -152,7 +156,7 @@ async fn fleet(arguments: &Arguments, site: &Site, table: &mut Table) -> Result<
     nova.know(&hosts);
     let before = site.writes().await?;
     let begin = Instant::now();
-    let mut operator = start(arguments, site, &nova, &[])?;
+    let mut operator = launch(arguments, site, &nova, &[])?;
     site.until("all Active", |seen| seen.count(Phase::Active) == count)
         .await?;
     let taken = begin.elapsed();
@@ -210,7 +214,7 @@ async fn fleet(arguments: &Arguments, site: &Site, table: &mut Table) -> Result<
 
     eprintln!("three hosts of {count}");
     let selector = ["--label-selector", THREE];
-    let mut operator = start(arguments, site, &nova, &selector)?;
+    let mut operator = launch(arguments, site, &nova, &selector)?;
     operator.until_quiet().await?;
     let usage = operator.usage()?;
     let name = format!("RSS, label selector that matches 3 of {count}");
@@ -227,7 +231,7 @@ async fn quiet_start(
     name: &str,
 ) -> Result<Operator> {
     let before = site.writes().await?;
-    let operator = start(arguments, site, nova, &[])?;
+    let operator = launch(arguments, site, nova, &[])?;
     let quiet = operator.until_quiet().await?;
     let bar = Duration::from_secs(5);
     table.within(&format!("{name}: quiet after"), quiet, bar, "20 s");

@@ -334,8 +334,10 @@ impl From<kube::Error> for Failure {
     }
 }
 
-fn unreadable(error: serde_json::Error) -> Failure {
-    Failure::Other(chain(&error))
+impl From<serde_json::Error> for Failure {
+    fn from(error: serde_json::Error) -> Self {
+        Self::Other(chain(&error))
+    }
 }
 
 async fn call<R>(request: impl Future<Output = kube::Result<R>>) -> Result<R, Failure> {
@@ -421,9 +423,9 @@ where
             let request = Request::new(url.as_str()).list(&params);
             let request = request.map_err(kube::Error::BuildRequest)?;
             let text = call(self.client.request_text(request)).await?;
-            let page: Page<'_> = serde_json::from_str(&text).map_err(unreadable)?;
+            let page: Page<'_> = serde_json::from_str(&text)?;
             for item in page.items.unwrap_or_default() {
-                let object = read::<K>(item).map_err(unreadable)?;
+                let object = read::<K>(item)?;
                 listed.insert(self.applied(object));
             }
             params.continue_token = filled(page.metadata.continue_);
@@ -483,12 +485,12 @@ where
             };
             match event {
                 WatchEvent::Added(text) | WatchEvent::Modified(text) => {
-                    let object = read::<K>(&text).map_err(unreadable)?;
+                    let object = read::<K>(&text)?;
                     move_to(version, object.meta().resource_version.as_deref());
                     self.applied(object);
                 }
                 WatchEvent::Deleted(text) => {
-                    let object = read::<K>(&text).map_err(unreadable)?;
+                    let object = read::<K>(&text)?;
                     move_to(version, object.meta().resource_version.as_deref());
                     let key = self.key(object.meta());
                     self.deleted(&key);

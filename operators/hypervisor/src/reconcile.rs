@@ -235,18 +235,17 @@ impl Reconciler {
         memory: &mut Memory,
         now: Timestamp,
     ) -> Result<Host, String> {
-        let ovs = kept::find(
-            &self.caches.ovs,
-            &ObjectKey::cluster(name),
-            || Api::all_with(self.client.clone(), &ApiResource::erase::<OvsNode>(&())),
-            cache::ovs,
-        )
-        .await?;
-        let mut hypervisor = self
-            .caches
-            .hypervisors
-            .named(name)
-            .and_then(|row| row.read());
+        let node = self.caches.nodes.named(name);
+        let row = self.caches.hypervisors.named(name);
+        // An Eviction wakes hosts of others, too.
+        let ovs = if node.is_none() && row.is_none() {
+            None
+        } else {
+            let key = ObjectKey::cluster(name);
+            let api = || Api::all_with(self.client.clone(), &ApiResource::erase::<OvsNode>(&()));
+            kept::find(&self.caches.ovs, &key, api, cache::ovs).await?
+        };
+        let mut hypervisor = row.and_then(|row| row.read());
         // Until the watch shows our last write, the answer to it is the newest there is.
         match (&memory.written, &hypervisor) {
             (Some((base, after)), Some(known))
@@ -259,7 +258,7 @@ impl Reconciler {
         let testbed = self.hands.testbed.borrow().clone();
         let mut host = Host {
             name: name.to_owned(),
-            node: self.caches.nodes.named(name).and_then(|node| node.read()),
+            node: node.and_then(|node| node.read()),
             hypervisor,
             eviction: self.caches.evictions.named(name),
             ovs,

@@ -474,8 +474,8 @@ async fn a_host_that_joins_a_partition_brings_its_objects() {
     // From now on they are looked after.
     let patch = json!({ "spec": { "replicas": 0 } });
     let params = PatchParams::default();
-    let patched = deployments.patch(&hold, &params, &Patch::Merge(&patch));
-    patched.await.unwrap();
+    let patch = Patch::Merge(&patch);
+    deployments.patch(&hold, &params, &patch).await.unwrap();
     until("it is as it shall be again", || async {
         let found = deployments.get(&hold).await.unwrap();
         (found.spec?.replicas == Some(1)).then_some(())
