@@ -12,6 +12,7 @@ use kube::ResourceExt;
 use serde_json::Value;
 
 use crate::host::{Known, Settings};
+use crate::kept::Kept;
 
 /// A Node without what changes with every heartbeat.
 #[must_use]
@@ -143,6 +144,6 @@ pub fn ovs(ovs: OvsNode) -> OvsNode {
 
 /// What a status write returned, as it would have come from the watch.
 #[must_use]
-pub fn written(object: Hypervisor) -> Arc<Known> {
-    Arc::new(hypervisor(object))
+pub fn written(object: Hypervisor) -> Arc<Kept<Known>> {
+    Arc::new(Kept::new(&hypervisor(object)))
 }

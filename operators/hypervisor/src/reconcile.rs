@@ -80,8 +80,9 @@ pub struct Memory {
     failures: BTreeMap<&'static str, Failure>,
     /// How often an action failed in a row, for its next wait.
     failed: BTreeMap<&'static str, u32>,
-    /// The last write: the version it was based on, and what came of it.
-    written: Option<(String, Arc<Known>)>,
+    /// The last write: the version it was based on, and what came of it. When all hosts are written,
+    /// the watch may lag behind by hundreds.
+    written: Option<(String, Arc<Kept<Known>>)>,
 }
 
 impl Memory {
@@ -251,7 +252,7 @@ impl Reconciler {
             (Some((base, after)), Some(known))
                 if known.object.resource_version().as_deref() == Some(base.as_str()) =>
             {
-                hypervisor = Some(Arc::clone(after));
+                hypervisor = after.read();
             }
             _ => memory.written = None,
         }

@@ -481,5 +481,4 @@ async fn a_host_that_joins_a_partition_brings_its_objects() {
         (found.spec?.replicas == Some(1)).then_some(())
     })
     .await;
-    assert!(two.log().contains("change=Apply"));
 }
