@@ -7,17 +7,23 @@ import uuid
 
 import nova.virt
 from nova import context, exception, objects
-from nova.compute import power_state, task_states
+from nova.compute import power_state, task_states, vm_states
 from nova.virt import fake
 
 # Changed by the control port.
 KNOBS = {
     # How long each live migration takes.
     'live_migration_seconds': 0.0,
+    # Servers, or source hosts, whose live migration does not end by itself: until it is aborted or
+    # forced to complete, or the knob is turned back.
+    'hang_live_migration': [],
     # Servers, or source hosts, whose live migration fails at its end.
     'fail_live_migration': [],
     # Target hosts where every live migration fails at its end.
     'fail_live_migration_to': [],
+    # Servers, or source hosts, that are in ERROR after a live migration that failed or was aborted,
+    # as Nova 33 leaves them although their guests run on.
+    'error_after_live_migration': [],
     # Servers, or source hosts, whose live migration cannot be aborted.
     'refuse_abort': [],
     # Servers, or hosts, where a start of a guest (create, evacuate, cold migrate) fails.
@@ -118,17 +124,26 @@ class Driver(fake.FakeDriver):
                        block_migration=False, migrate_data=None):
         migration = self.migrations[instance.uuid] = Migration()
         migration.changed.wait(KNOBS['live_migration_seconds'])
+        while self.chosen('hang_live_migration', instance) and not migration.changed.wait(0.2):
+            pass
         self.migrations.pop(instance.uuid, None)
         if migration.end == 'dead':
             # The service died with the migration under way: nobody brings it to an end.
             return
         if migration.end == 'aborted':
             recover_method(context, instance, dest, migrate_data, migration_status='cancelled')
+            self.leave_error(instance)
         elif (self.chosen('fail_live_migration', instance)
               or dest in KNOBS['fail_live_migration_to']):
             recover_method(context, instance, dest, migrate_data)
+            self.leave_error(instance)
         else:
             post_method(context, instance, dest, block_migration, migrate_data)
+
+    def leave_error(self, instance):
+        if self.chosen('error_after_live_migration', instance):
+            instance.vm_state = vm_states.ERROR
+            instance.save()
 
     def live_migration_abort(self, instance):
         if self.chosen('refuse_abort', instance):

@@ -156,6 +156,12 @@ impl Compute<'_> {
         self.client.ask(ask).await.map(|reply| accepted(&reply))
     }
 
+    /// Lets the host go of a server that is shelved; it comes back elsewhere when it is unshelved.
+    pub async fn shelve_offload(&self, server: &str) -> Result<Accepted> {
+        let body = json!({ "shelveOffload": null });
+        self.act("offload server", server, body).await
+    }
+
     /// Says what state a server is in. Nothing else is done to it.
     pub async fn reset_state(&self, server: &str, state: ServerState) -> Result<Accepted> {
         let state = match state {
