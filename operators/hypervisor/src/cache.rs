@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use cobalt_api::eviction::Eviction;
 use cobalt_api::hypervisor::Hypervisor;
+use cobalt_api::migration::{Migration, Role};
 use cobalt_api::names::{FieldManager, annotations, labels, node_conditions};
 use cobalt_api::ovsnode::OvsNode;
 use k8s_openapi::api::core::v1::{Node, NodeSpec, NodeStatus};
@@ -11,6 +12,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectM
 use kube::ResourceExt;
 use serde_json::Value;
 
+use crate::eviction::engine::Heard;
 use crate::host::{Known, Settings};
 use crate::kept::Kept;
 
@@ -115,16 +117,38 @@ fn owns(managed: &[ManagedFieldsEntry], field: &str) -> bool {
         })
 }
 
-/// An Eviction without its rows.
+/// An Eviction; without its rows, once it is over.
 #[must_use]
 pub fn eviction(mut eviction: Eviction) -> Eviction {
     eviction.metadata.managed_fields = None;
     eviction.metadata.annotations = None;
-    if let Some(status) = &mut eviction.status {
+    if let Some(status) = &mut eviction.status
+        && status.outcome.is_some()
+    {
         status.instances = Vec::new();
         status.outstanding_instances = Vec::new();
     }
     eviction
+}
+
+/// What is heard of a migration: the host that it leaves, the instance, and how far it is.
+#[must_use]
+pub fn migration(migration: Migration) -> Option<(String, String, Heard)> {
+    let status = migration.status?;
+    let source = status.ends.iter().find(|end| end.role == Role::Source)?;
+    let stats = source.stats.clone().unwrap_or_default();
+    let bytes = |count: Option<i64>| {
+        count
+            .and_then(|count| u64::try_from(count).ok())
+            .unwrap_or(0)
+    };
+    let heard = Heard {
+        ended: status.result.is_some() || source.result.is_some(),
+        remaining: bytes(stats.data_remaining_bytes),
+        total: bytes(stats.data_total_bytes),
+        throttle: stats.throttle_percent,
+    };
+    Some((source.node.clone(), status.instance?, heard))
 }
 
 /// The conditions of an OVSNode.

@@ -8,6 +8,11 @@ use clap::{Parser, Subcommand, ValueEnum};
 use cobalt_runtime::flags::{Listen, listen, some_path, some_text};
 use cobalt_runtime::logging::LogArgs;
 
+use jiff::SignedDuration;
+
+use crate::eviction::budget::Limits;
+use crate::eviction::seen::{Order, Policy, Stalled};
+
 const EXAMPLE: &str = "\
 Examples:
   # Against the cluster of the current kubeconfig and the cloud of the OS_* variables
@@ -126,6 +131,10 @@ pub struct Config {
     #[arg(long, env = "SKIP_TESTS", num_args = 0..=1, default_value_t = false, default_missing_value = "true", action = clap::ArgAction::Set)]
     pub skip_tests: bool,
 
+    /// Evictions: how many, in which order, how long.
+    #[command(flatten)]
+    pub eviction: EvictionArgs,
+
     /// Where Certificates for libvirt are asked for. Empty: they are not
     #[arg(long, env = "CERTIFICATE_NAMESPACE", default_value = "monsoon3")]
     pub certificate_namespace: String,
@@ -201,6 +210,88 @@ pub struct Config {
     /// The log.
     #[command(flatten)]
     pub log: LogArgs,
+}
+
+/// How hosts are emptied.
+#[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "Evictions")]
+pub struct EvictionArgs {
+    /// How many instances may leave one host at the same time
+    #[arg(long, env = "EVICTION_PER_SOURCE", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub eviction_per_source: u16,
+
+    /// How many instances may come to one host at the same time
+    #[arg(long, env = "EVICTION_PER_TARGET", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub eviction_per_target: u16,
+
+    /// How many instances may leave the hosts of one zone at the same time
+    #[arg(long, env = "EVICTION_PER_ZONE", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=4096))]
+    pub eviction_per_zone: u16,
+
+    /// How many instances of all hosts of this operator may move at the same time
+    #[arg(long, env = "EVICTION_IN_ALL", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=4096))]
+    pub eviction_in_all: u16,
+
+    /// Which instances go first, of those with the same priority
+    #[arg(
+        long,
+        env = "EVICTION_ORDER",
+        value_enum,
+        default_value = "smallest-first"
+    )]
+    pub eviction_order: Order,
+
+    /// How often one instance is tried
+    #[arg(long, env = "EVICTION_ATTEMPTS", default_value_t = 3, value_parser = clap::value_parser!(i32).range(1..=100))]
+    pub eviction_attempts: i32,
+
+    /// How long one attempt may take before it is aborted
+    #[arg(long, env = "EVICTION_INSTANCE_DEADLINE", default_value = "1h", value_parser = duration)]
+    pub eviction_instance_deadline: Duration,
+
+    /// How long an instance that cannot be moved is waited for, once all others are away
+    #[arg(long, env = "EVICTION_PATIENCE", default_value = "5m", value_parser = duration)]
+    pub eviction_patience: Duration,
+
+    /// How long a host that does not report is waited for before its instances are given up
+    #[arg(long, env = "EVICTION_HOST_PATIENCE", default_value = "10m", value_parser = duration)]
+    pub eviction_host_patience: Duration,
+
+    /// A migration whose remaining memory does not shrink for so long has stalled
+    #[arg(long, env = "EVICTION_STALL", default_value = "3m", value_parser = duration)]
+    pub eviction_stall: Duration,
+
+    /// What is done about a migration that has stalled
+    #[arg(long, env = "EVICTION_STALLED", value_enum, default_value = "wait")]
+    pub eviction_stalled: Stalled,
+
+    /// Set a server from ERROR to ACTIVE when a move failed and its guest is seen running
+    #[arg(long, env = "EVICTION_RESET_ERRORS", num_args = 0..=1, default_value_t = true, default_missing_value = "true", action = clap::ArgAction::Set)]
+    pub eviction_reset_errors: bool,
+}
+
+impl EvictionArgs {
+    /// What decisions need of it.
+    #[must_use]
+    pub fn policy(&self) -> Policy {
+        let signed = |time: Duration| SignedDuration::try_from(time).unwrap_or(SignedDuration::MAX);
+        Policy {
+            limits: Limits {
+                source: self.eviction_per_source.into(),
+                target: self.eviction_per_target.into(),
+                zone: self.eviction_per_zone.into(),
+                cluster: self.eviction_in_all.into(),
+            },
+            order: self.eviction_order,
+            attempts: self.eviction_attempts,
+            instance_deadline: signed(self.eviction_instance_deadline),
+            patience: signed(self.eviction_patience),
+            host_patience: signed(self.eviction_host_patience),
+            stall: signed(self.eviction_stall),
+            stalled: self.eviction_stalled,
+            reset_errors: self.eviction_reset_errors,
+        }
+    }
 }
 
 /// The flags of another logger, which change nothing.

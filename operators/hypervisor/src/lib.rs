@@ -9,6 +9,7 @@ pub mod action;
 pub mod cache;
 pub mod config;
 pub mod controllers;
+pub mod eviction;
 pub mod fleet;
 pub mod host;
 pub mod kept;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cobalt_api::conditions::HypervisorCondition as Type;
+use cobalt_api::eviction::{Eviction, InstanceState, Outcome as EvictionOutcome};
 use cobalt_api::hypervisor::HypervisorStatus;
 use cobalt_api::names::labels;
 use cobalt_openstack::{
@@ -52,6 +53,11 @@ struct ActionLabels {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct InstanceLabels {
+    state: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct CallLabels {
     service: &'static str,
     call: &'static str,
@@ -74,6 +80,12 @@ pub struct Metrics {
     passes: Family<PassLabels, Counter>,
     pass_seconds: Histogram,
     actions: Family<ActionLabels, Counter>,
+    /// Writes of an Eviction's status.
+    pub eviction_writes: Counter,
+    /// How long moves took that worked.
+    pub eviction_move_seconds: Histogram,
+    eviction_instances: Family<InstanceLabels, Counter>,
+    evictions_ended: Family<PassLabels, Counter>,
     calls: Family<CallLabels, Counter>,
     call_seconds: Family<TimeLabels, Histogram>,
 }
@@ -86,6 +98,10 @@ impl Default for Metrics {
             passes: Family::default(),
             pass_seconds: Histogram::new(exponential_buckets(0.001, 4.0, 9)),
             actions: Family::default(),
+            eviction_writes: Counter::default(),
+            eviction_move_seconds: Histogram::new(exponential_buckets(1.0, 2.0, 13)),
+            eviction_instances: Family::default(),
+            evictions_ended: Family::default(),
             calls: Family::default(),
             call_seconds: Family::new_with_constructor(|| {
                 Histogram::new(exponential_buckets(0.005, 3.0, 8))
@@ -116,6 +132,26 @@ impl Metrics {
         );
         registry.register("actions", "What was done for hosts", self.actions.clone());
         registry.register(
+            "eviction_status_writes",
+            "Writes of the status of an Eviction",
+            self.eviction_writes.clone(),
+        );
+        registry.register(
+            "eviction_move_seconds",
+            "How long moves of instances took that worked",
+            self.eviction_move_seconds.clone(),
+        );
+        registry.register(
+            "eviction_instances",
+            "Instances that came into a state of their eviction",
+            self.eviction_instances.clone(),
+        );
+        registry.register(
+            "evictions_ended",
+            "Evictions that ended, by outcome",
+            self.evictions_ended.clone(),
+        );
+        registry.register(
             "openstack_requests",
             "Requests to OpenStack, by call and outcome",
             self.calls.clone(),
@@ -136,6 +172,32 @@ impl Metrics {
         };
         self.passes.get_or_create(&PassLabels { outcome }).inc();
         self.pass_seconds.observe(took.as_secs_f64());
+    }
+
+    /// A call for an eviction ended.
+    pub fn eviction_action(&self, action: &'static str, worked: bool) {
+        let labels = ActionLabels {
+            controller: "eviction",
+            action,
+            outcome: if worked { "ok" } else { "error" },
+        };
+        self.actions.get_or_create(&labels).inc();
+    }
+
+    /// An instance came into a state.
+    pub fn eviction_instance(&self, state: InstanceState) {
+        let state = state.as_str();
+        self.eviction_instances
+            .get_or_create(&InstanceLabels { state })
+            .inc();
+    }
+
+    /// An eviction ended.
+    pub fn eviction_ended(&self, outcome: EvictionOutcome) {
+        let outcome = outcome.as_str();
+        self.evictions_ended
+            .get_or_create(&PassLabels { outcome })
+            .inc();
     }
 
     /// An action ended.
@@ -172,6 +234,8 @@ pub struct Scrape {
     pub registry: Arc<Registry>,
     /// The hosts.
     pub hypervisors: Store<Row>,
+    /// What empties them.
+    pub evictions: Store<Eviction>,
     /// Who waits for a turn.
     pub queue: Queue<Arc<str>>,
     /// What is known of Nova.
@@ -188,6 +252,14 @@ impl Scrape {
         self.own(&mut out, now);
         let rows = self.hypervisors.all();
         hosts_text(&mut out, rows.iter().filter_map(|(_, row)| row.read()));
+        let evictions: Vec<_> = self
+            .evictions
+            .all()
+            .into_iter()
+            .map(|(_, eviction)| eviction)
+            .filter(|one| self.hypervisors.named(&one.spec.hypervisor).is_some())
+            .collect();
+        evictions_text(&mut out, &evictions);
         out
     }
 
@@ -309,6 +381,76 @@ fn hosts_text(out: &mut String, hosts: impl Iterator<Item = Arc<Known>>) {
     for text in texts {
         out.push_str(&text);
     }
+}
+
+fn evictions_text(out: &mut String, evictions: &[Arc<Eviction>]) {
+    let mut family =
+        |name: &str, help: &str, one: &dyn Fn(&Eviction) -> Vec<(&'static str, i64)>| {
+            gauge(out, name, help);
+            for eviction in evictions.iter().filter(|one| !one.spec.dry_run()) {
+                let object = eviction.name_any();
+                for (state, value) in one(eviction) {
+                    let host = eviction.spec.hypervisor.as_str();
+                    let mut labels = vec![("eviction", object.as_str()), ("hypervisor", host)];
+                    if !state.is_empty() {
+                        labels.push(("state", state));
+                    }
+                    line(out, name, &labels, value);
+                }
+            }
+        };
+    family(
+        "cobalt_eviction_state",
+        "How an eviction is or ended",
+        &|eviction| {
+            let status = eviction.status.as_ref();
+            let outcome = status.and_then(|status| status.outcome);
+            let started = status.is_some_and(|status| status.started_at.is_some());
+            let state = match outcome {
+                Some(outcome) => outcome.as_str(),
+                None if started => "Running",
+                None => "Waiting",
+            };
+            vec![(state, 1)]
+        },
+    );
+    family(
+        "cobalt_eviction_instances",
+        "Instances of an eviction, by state",
+        &|eviction| {
+            let counts = eviction.status.as_ref().and_then(|status| status.counts);
+            counts.map_or_else(Vec::new, |counts| {
+                [
+                    (InstanceState::Pending, counts.pending),
+                    (InstanceState::Blocked, counts.blocked),
+                    (InstanceState::Moving, counts.moving),
+                    (InstanceState::Moved, counts.moved),
+                    (InstanceState::Gone, counts.gone),
+                    (InstanceState::Failed, counts.failed),
+                    (InstanceState::Cancelled, counts.cancelled),
+                ]
+                .map(|(state, count)| (state.as_str(), i64::from(count)))
+                .to_vec()
+            })
+        },
+    );
+    family(
+        "cobalt_eviction_last_progress_seconds",
+        "When an instance of a running eviction last left, or when it was asked for",
+        &|eviction| {
+            let status = eviction.status.as_ref();
+            if status.is_some_and(|status| status.outcome.is_some()) {
+                return Vec::new();
+            }
+            let rows = status.iter().flat_map(|status| &status.instances);
+            let left = rows
+                .filter(|row| matches!(row.state, InstanceState::Moved | InstanceState::Gone))
+                .filter_map(|row| row.since.as_ref());
+            let created = eviction.metadata.creation_timestamp.as_ref();
+            let last = left.chain(created).map(|time| time.0.as_second()).max();
+            last.map_or_else(Vec::new, |last| vec![("", last)])
+        },
+    );
 }
 
 fn gauge(out: &mut String, name: &str, help: &str) {

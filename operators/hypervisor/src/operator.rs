@@ -11,6 +11,7 @@ use axum::http::header::CONTENT_TYPE;
 use axum::routing::get;
 use cobalt_api::eviction::Eviction;
 use cobalt_api::hypervisor::Hypervisor;
+use cobalt_api::migration::Migration;
 use cobalt_api::names::{labels, leases};
 use cobalt_api::ovsnode::OvsNode;
 use cobalt_openstack::{Client as OpenStack, Config as OpenStackConfig, Source};
@@ -32,6 +33,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::act::Hands;
 use crate::config::{Config, Programs, selector_keys};
+use crate::eviction::engine::Engine;
 use crate::fleet::Watched;
 use crate::host::Settings;
 use crate::kept::{Kept, Partition, Row};
@@ -43,7 +45,7 @@ use crate::objects::{
 };
 use crate::reconcile::{Caches, Reconciler};
 use crate::testbed::{self, TestConfig};
-use crate::{cache, objects};
+use crate::{cache, eviction, objects};
 
 /// Less than the grace that Kubernetes gives a pod.
 const GRACE: Duration = Duration::from_secs(20);
@@ -92,9 +94,28 @@ pub async fn run(config: Config, client: Client, cancel: CancellationToken) -> a
         tasks: &mut tasks,
         cancel: cancel.clone(),
     };
-    let caches = watches.caches(&settings);
+    let (caches, evicting) = watches.caches(&settings);
     let node_objects = watches.node_objects(objects_config(&config));
 
+    let engine = Arc::new(Engine {
+        client: client.clone(),
+        evictions: caches.evictions.clone(),
+        hypervisors: caches.hypervisors.clone(),
+        hands: eviction::hands::Hands {
+            client: client.clone(),
+            openstack: openstack.clone(),
+            fleet: fleet.clone(),
+            groups: Arc::default(),
+        },
+        policy: Arc::new(config.eviction.policy()),
+        has_all: config.label_selector.is_empty(),
+        queue: evicting.clone(),
+        recorder: recorder.clone(),
+        metrics: metrics.clone(),
+        ledger: Mutex::default(),
+        memory: Mutex::default(),
+    });
+    watches.migrations(&engine);
     let hands = Hands {
         client: client.clone(),
         openstack: openstack.clone(),
@@ -116,7 +137,12 @@ pub async fn run(config: Config, client: Client, cancel: CancellationToken) -> a
 
     tasks.spawn(
         "wake",
-        wake_all(fleet.clone(), caches.clone(), queue.clone()),
+        wake_all(
+            fleet.clone(),
+            caches.clone(),
+            queue.clone(),
+            Arc::clone(&engine),
+        ),
     );
     let pulse = health.pulse("nova", config.nova_interval * 2 + Duration::from_secs(300));
     tasks.spawn(
@@ -152,6 +178,7 @@ pub async fn run(config: Config, client: Client, cancel: CancellationToken) -> a
         let scrape = Scrape {
             registry: Arc::new(registry),
             hypervisors: caches.hypervisors.clone(),
+            evictions: caches.evictions.clone(),
             queue: queue.clone(),
             fleet: fleet.clone(),
             openstack: openstack.clone(),
@@ -214,12 +241,18 @@ pub async fn run(config: Config, client: Client, cancel: CancellationToken) -> a
         reconciler.objects.until_ready().await;
         let looked = rounds.wait_for(|round| *round > 0);
         drop(tokio::time::timeout(FIRST_LOOK, looked).await);
+        engine.recall();
         let pulse = watched.pulse("workers", BUSY);
-        work(queue, workers, pulse, stop, move |name| {
+        let hosts = work(queue, workers, pulse, stop.clone(), move |name| {
             let reconciler = Arc::clone(&reconciler);
             async move { reconciler.turn(name).await }
-        })
-        .await;
+        });
+        let pulse = watched.pulse("evictions", BUSY);
+        let evictions = work(evicting, workers, pulse, stop, move |name| {
+            let engine = Arc::clone(&engine);
+            async move { engine.turn(name).await }
+        });
+        tokio::join!(hosts, evictions);
     });
     let ended = tokio::select! {
         ended = tasks.run(cancel, GRACE) => ended.map_err(anyhow::Error::msg),
@@ -327,10 +360,11 @@ fn leader_config(config: &Config, instance: &str) -> LeaderConfig {
 }
 
 /// Hosts whose part of Nova has changed get a turn after each round.
-async fn wake_all(fleet: Watched, caches: Caches, queue: Queue<Arc<str>>) {
+async fn wake_all(fleet: Watched, caches: Caches, queue: Queue<Arc<str>>, engine: Arc<Engine>) {
     let mut rounds = fleet.rounds();
     let mut before = None;
     while rounds.changed().await.is_ok() {
+        engine.wake();
         let now = fleet.get(Timestamp::now()).ok();
         let old = std::mem::replace(&mut before, now.clone());
         for (key, row) in caches.hypervisors.all() {
@@ -361,7 +395,8 @@ struct Watches<'a> {
 }
 
 impl Watches<'_> {
-    fn caches(&mut self, settings: &Arc<Settings>) -> Caches {
+    /// The caches, and where hosts with Evictions wait for their turn.
+    fn caches(&mut self, settings: &Arc<Settings>) -> (Caches, Queue<Arc<str>>) {
         let mut nodes = labels::VIRT_DRIVER.to_owned();
         if !self.selector.is_empty() {
             nodes = format!("{nodes},{}", self.selector);
@@ -384,13 +419,18 @@ impl Watches<'_> {
             |hypervisor| Row::new(&cache::hypervisor(hypervisor)),
             |key, _| Some(key.name().into()),
         );
+        let evicting: Queue<Arc<str>> = Queue::new();
+        let woken = evicting.clone();
         let evictions = self.start::<Eviction, _>(
             "evictions",
             Presence::Required,
             Api::all(self.client.clone()),
             "",
             cache::eviction,
-            |key, _| Some(key.name().into()),
+            move |key, eviction| {
+                woken.add(eviction.spec.hypervisor.as_str().into());
+                Some(key.name().into())
+            },
         );
         if !selector.is_empty() {
             self.partition = Partition::chosen(&nodes, &hypervisors);
@@ -410,12 +450,31 @@ impl Watches<'_> {
             },
             |key, ovs| ovs.is_ours().then(|| key.name().into()),
         );
-        Caches {
+        let caches = Caches {
             nodes,
             hypervisors,
             evictions,
             ovs,
-        }
+        };
+        (caches, evicting)
+    }
+
+    /// What the agents say of migrations goes to who waits for them, and is kept nowhere.
+    fn migrations(&mut self, engine: &Arc<Engine>) {
+        let engine = Arc::clone(engine);
+        self.start::<Migration, _>(
+            "migrations",
+            Presence::Optional(OPTIONAL),
+            Api::all(self.client.clone()),
+            "",
+            cache::migration,
+            move |_, migration| {
+                if let Some((host, instance, heard)) = migration {
+                    engine.heard(host, instance, Timestamp::now(), heard);
+                }
+                None
+            },
+        );
     }
 
     fn node_objects(&mut self, config: ObjectsConfig) -> NodeObjects {

@@ -151,6 +151,14 @@ fn reason(spec: &HypervisorSpec) -> String {
 fn out_of_service(pass: &mut Pass, spec: &HypervisorSpec) {
     match pass.host.identity() {
         Err(why) => pass.wait("Nova", why, None),
+        Ok(None) if was_registered(pass) && spec.maintenance() != Maintenance::Termination => {
+            // Its instances may run on. Who leaves for good is looked through by the offboarding.
+            let text = "Nova does not know the host any more, so nobody knows what runs on it: \
+                        see whether its nova-compute service was deleted or renamed";
+            pass.waits_for_nova = true;
+            pass.say(Type::Evicting, Status::False, Reason::Failed, text);
+            pass.wait("NovaRegistration", text, None);
+        }
         Ok(None) => {
             // Nothing to move, and nobody to keep away.
             if pass.status.evicted != Some(true) {
@@ -169,6 +177,12 @@ fn out_of_service(pass: &mut Pass, spec: &HypervisorSpec) {
             }
         }
     }
+}
+
+/// Whether Nova has known the host, and nobody has emptied it since.
+fn was_registered(pass: &Pass) -> bool {
+    let known = pass.status.hypervisor_id.is_some() || pass.status.service_id.is_some();
+    known && pass.status.evicted != Some(true)
 }
 
 /// Whether Nova says that the host is disabled, for the reason that is wanted.

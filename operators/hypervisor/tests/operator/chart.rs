@@ -554,6 +554,14 @@ pub const METRICS: &[(&str, &[&str])] = &[
     ),
     ("cobalt_hypervisor_instances", &["hypervisor", "zone"]),
     ("cobalt_hypervisor_evicted", &["hypervisor", "zone"]),
+    (
+        "cobalt_eviction_state",
+        &["eviction", "hypervisor", "state"],
+    ),
+    (
+        "cobalt_eviction_last_progress_seconds",
+        &["eviction", "hypervisor"],
+    ),
 ];
 
 /// What Prometheus and the PodMonitor add to each.

@@ -6,15 +6,18 @@ use cobalt_lab::access::Access;
 use cobalt_lab::handle::Lab;
 use cobalt_lab::light::LightConfig;
 use cobalt_openstack::compute::{
-    ComputeService, NewServer, NewServerNetworks, RootDisk, ServerFilter, ServerStatus,
+    ComputeService, NewAggregate, NewServer, NewServerNetworks, RootDisk, ServerFilter,
+    ServerStatus,
 };
 use cobalt_openstack::{Client, Config, Credentials, Reference, Secret, Source};
 use http_body_util::{BodyExt, Full};
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use serde_json::{Value, json};
+use std::io::{Read, Write};
+use std::path::PathBuf;
 use std::time::Duration;
-use tokio::sync::OnceCell;
+use tokio::sync::{Mutex, OnceCell};
 
 use crate::support::until;
 
@@ -25,28 +28,59 @@ pub const TEST_AGGREGATE: &str = "tenant_filter_tests";
 
 pub struct Cloud {
     pub access: Access,
-    // Ends with this process.
-    _lab: Lab,
+    // Ends with this process, if not before.
+    lab: Lab,
 }
 
 /// The one that all tests share; the first starts it.
 pub async fn cloud() -> &'static Cloud {
     static CLOUD: OnceCell<Cloud> = OnceCell::const_new();
+    CLOUD.get_or_init(|| start("operator", 1)).await
+}
+
+/// One of their own for those that empty hosts: here a live migration takes its time.
+pub async fn slow_cloud() -> &'static Cloud {
+    static CLOUD: OnceCell<Cloud> = OnceCell::const_new();
     CLOUD
         .get_or_init(|| async {
-            let mut config = LabConfig::empty("operator");
-            config.light = Some(LightConfig {
-                hosts: vec!["seed".to_owned()],
-                ..LightConfig::hosts(30)
-            });
-            let lab = Box::pin(cobalt_lab::testing::lab(config)).await.unwrap();
-            let access = lab.status().await.unwrap().access.unwrap();
-            Cloud { access, _lab: lab }
+            let cloud = start("evictions", 8).await;
+            let slow = json!({ "live_migration_seconds": 2 });
+            cloud.control("PATCH", "/knobs", slow).await;
+            cloud
         })
         .await
 }
 
+/// One lab with real nodes at a time: the machine has room for about seven of them.
+pub static NODES: Mutex<()> = Mutex::const_new(());
+
+/// A whole region with two real hypervisors, and its API server's kubeconfig.
+pub async fn region(name: &str) -> (&'static Cloud, PathBuf) {
+    let lab = cobalt_lab::testing::lab(LabConfig::region(name, 2));
+    let lab = Box::pin(lab).await.unwrap();
+    let access = lab.status().await.unwrap().access.unwrap();
+    let kubeconfig = lab.kubeconfig();
+    (Box::leak(Box::new(Cloud { access, lab })), kubeconfig)
+}
+
+async fn start(name: &str, concurrent_live_migrations: u32) -> Cloud {
+    let mut config = LabConfig::empty(name);
+    config.light = Some(LightConfig {
+        hosts: vec!["seed".to_owned()],
+        concurrent_live_migrations,
+        ..LightConfig::hosts(30)
+    });
+    let lab = Box::pin(cobalt_lab::testing::lab(config)).await.unwrap();
+    let access = lab.status().await.unwrap().access.unwrap();
+    Cloud { access, lab }
+}
+
 impl Cloud {
+    /// Nobody needs it any more.
+    pub async fn down(&self) {
+        self.lab.down().await.unwrap();
+    }
+
     /// An administrator.
     pub fn client(&self) -> Client {
         let access = &self.access;
@@ -68,6 +102,11 @@ impl Cloud {
 
     /// Where a service is, by the catalog, without its version.
     pub async fn endpoint(&self, kind: &str) -> String {
+        address(&self.login().await.1, kind)
+    }
+
+    /// A token of the administrator, and the catalog.
+    async fn login(&self) -> (String, Value) {
         let access = &self.access;
         let domain = json!({ "name": access.domain });
         let user = json!({
@@ -78,20 +117,13 @@ impl Cloud {
             "scope": { "project": { "name": access.project, "domain": domain } },
         } });
         let url = format!("{}/auth/tokens", access.auth_url);
-        let answer = raw("POST", &url, login).await.unwrap();
-        let catalog = answer["token"]["catalog"].as_array().unwrap();
-        let service = catalog.iter().find(|one| one["type"] == kind).unwrap();
-        let url: http::Uri = service["endpoints"][0]["url"]
-            .as_str()
-            .unwrap()
-            .parse()
-            .unwrap();
-        format!("http://{}", url.authority().unwrap())
+        let (token, answer) = send("POST", &url, None, login).await.unwrap();
+        (token.unwrap(), answer["token"]["catalog"].clone())
     }
 
     async fn control(&self, method: &str, path: &str, body: Value) -> Value {
         let url = format!("{}{path}", self.access.control_url.as_ref().unwrap());
-        raw(method, &url, body).await.unwrap()
+        send(method, &url, None, body).await.unwrap().1
     }
 
     /// A new host, as soon as Nova and Placement know it.
@@ -111,16 +143,77 @@ impl Cloud {
             .await;
     }
 
+    /// The same where nothing can be awaited: at the end of a test, so that its hosts do not keep
+    /// Nova busy. Whether it works is of no interest then.
+    pub fn silence(&self, name: &str) {
+        let Some(url) = &self.access.control_url else {
+            return;
+        };
+        let address = url.trim_start_matches("http://").trim_end_matches('/');
+        let Ok(mut stream) = std::net::TcpStream::connect(address) else {
+            return;
+        };
+        let ask = format!(
+            "POST /hosts/{name}/stop HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\
+             Content-Length: 2\r\n\r\n{{}}"
+        );
+        let patience = Some(Duration::from_secs(10));
+        stream.set_read_timeout(patience).ok();
+        stream.write_all(ask.as_bytes()).ok();
+        stream.read_exact(&mut [0; 16]).ok();
+    }
+
     /// Starts it again.
     pub async fn start_host(&self, name: &str) {
         self.control("POST", &format!("/hosts/{name}/start"), json!({}))
             .await;
     }
 
-    /// Adds a host to a knob, or takes it from there.
+    /// The machine loses its power, and its guests.
+    pub async fn kill_host(&self, name: &str) {
+        self.control("POST", &format!("/hosts/{name}/kill"), json!({}))
+            .await;
+    }
+
+    /// A flavor with so much memory, in MiB.
+    pub async fn add_flavor(&self, id: &str, ram: u64) {
+        let (token, catalog) = self.login().await;
+        let url = format!("{}/v2.1/flavors", address(&catalog, "compute"));
+        let flavor = json!({ "flavor": {
+            "id": id, "name": id, "ram": ram, "vcpus": 1, "disk": 0,
+            "OS-FLV-EXT-DATA:ephemeral": 1,
+        } });
+        send("POST", &url, Some(&token), flavor).await.unwrap();
+    }
+
+    pub async fn set_extra_spec(&self, flavor: &str, key: &str, value: &str) {
+        let (token, catalog) = self.login().await;
+        let nova = address(&catalog, "compute");
+        let url = format!("{nova}/v2.1/flavors/{flavor}/os-extra_specs");
+        let specs = json!({ "extra_specs": { key: value } });
+        send("POST", &url, Some(&token), specs).await.unwrap();
+    }
+
+    /// Gives a host so much memory, in MiB, as far as Placement is concerned.
+    pub async fn give_memory(&self, host: &str, mib: u64) {
+        let client = self.client();
+        let placement = client.placement();
+        let provider = placement.provider_named(host).await.unwrap().unwrap();
+        until("the host has memory", || async {
+            let all = placement.inventories(&provider.uuid).await.unwrap();
+            let mut memory = all.inventories["MEMORY_MB"].clone();
+            (memory.total, memory.max_unit) = (mib, mib);
+            let put = placement.put_inventory(&provider.uuid, "MEMORY_MB", &memory, all.generation);
+            // Nova may have changed something in between.
+            put.await.ok()
+        })
+        .await;
+    }
+
+    /// Adds a host or a server to a knob, or takes it from there.
     pub async fn knob(&self, knob: &str, host: &str, on: bool) {
         // Several tests turn the same knob.
-        static ONE_AT_A_TIME: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+        static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
         let _one = ONE_AT_A_TIME.lock().await;
         let knobs = self.control("GET", "/knobs", json!({})).await;
         let mut hosts: Vec<String> = serde_json::from_value(knobs[knob].clone()).unwrap();
@@ -130,6 +223,15 @@ impl Cloud {
         }
         self.control("PATCH", "/knobs", json!({ knob: hosts }))
             .await;
+    }
+
+    /// Something that Nova is to do with a server, and the product never asks for.
+    pub async fn server_action(&self, server: &str, action: Value) {
+        let (token, catalog) = self.login().await;
+        let nova = address(&catalog, "compute");
+        let url = format!("{nova}/v2.1/servers/{server}/action");
+        let sent = send("POST", &url, Some(&token), action.clone()).await;
+        sent.unwrap_or_else(|error| panic!("{action}: {error}"));
     }
 
     /// The nova-compute of a host.
@@ -170,17 +272,56 @@ impl Cloud {
             .collect()
     }
 
+    /// A zone, from where servers do not go to another one.
+    pub async fn add_zone(&self, name: &str) {
+        let zone = NewAggregate {
+            name: name.to_owned(),
+            availability_zone: Some(name.to_owned()),
+        };
+        self.client()
+            .compute()
+            .create_aggregate(&zone)
+            .await
+            .unwrap();
+    }
+
     /// A server of a tenant on a host that takes workload.
     pub async fn boot(&self, name: &str, host: &str) -> String {
+        self.boot_in(name, host, None, &[]).await
+    }
+
+    /// A server that stays in the zone of its host.
+    pub async fn boot_in(
+        &self,
+        name: &str,
+        host: &str,
+        zone: Option<&str>,
+        metadata: &[(&str, &str)],
+    ) -> String {
+        self.boot_as(name, host, zone, "1", metadata).await
+    }
+
+    /// One with a flavor that is not the usual one.
+    pub async fn boot_as(
+        &self,
+        name: &str,
+        host: &str,
+        zone: Option<&str>,
+        flavor: &str,
+        metadata: &[(&str, &str)],
+    ) -> String {
         let client = self.client();
+        let metadata = metadata.iter();
         let new = NewServer {
             name: name.into(),
-            flavor: "1".into(),
+            flavor: flavor.into(),
             root: RootDisk::Blank { gib: 1 },
             networks: NewServerNetworks::None,
             host: Some(host.into()),
-            availability_zone: None,
-            metadata: [].into(),
+            availability_zone: zone.map(ToOwned::to_owned),
+            metadata: metadata
+                .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+                .collect(),
         };
         // The scheduler hears a moment later that a host was let go by the tests: as tenants do, it
         // is tried again.
@@ -235,21 +376,38 @@ impl Cloud {
     }
 }
 
-/// One call without a token, for the control port.
-async fn raw(method: &str, url: &str, body: Value) -> Result<Value, String> {
+fn address(catalog: &Value, kind: &str) -> String {
+    let catalog = catalog.as_array().unwrap();
+    let service = catalog.iter().find(|one| one["type"] == kind).unwrap();
+    let url = service["endpoints"][0]["url"].as_str().unwrap();
+    let url: http::Uri = url.parse().unwrap();
+    format!("http://{}", url.authority().unwrap())
+}
+
+/// One call. Returns the token that came with the answer, if one did, and its body.
+async fn send(
+    method: &str,
+    url: &str,
+    token: Option<&str>,
+    body: Value,
+) -> Result<(Option<String>, Value), String> {
     let client: hyper_util::client::legacy::Client<HttpConnector, Full<axum::body::Bytes>> =
         hyper_util::client::legacy::Client::builder(TokioExecutor::new()).build_http();
-    let request = http::Request::builder()
+    let mut request = http::Request::builder()
         .method(method)
         .uri(url)
-        .header("Content-Type", "application/json")
-        .body(Full::from(body.to_string()))
-        .unwrap();
+        .header("Content-Type", "application/json");
+    if let Some(token) = token {
+        request = request.header("X-Auth-Token", token);
+    }
+    let request = request.body(Full::from(body.to_string())).unwrap();
     let answer = client.request(request).await.unwrap();
     let status = answer.status();
+    let token = answer.headers().get("X-Subject-Token");
+    let token = token.map(|token| token.to_str().unwrap().to_owned());
     let body = answer.into_body().collect().await.unwrap().to_bytes();
     if !status.is_success() {
         return Err(format!("{method} {url}: {status} {body:?}"));
     }
-    Ok(serde_json::from_slice(&body).unwrap_or(Value::Null))
+    Ok((token, serde_json::from_slice(&body).unwrap_or(Value::Null)))
 }

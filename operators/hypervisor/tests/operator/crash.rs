@@ -4,7 +4,6 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 
-use cobalt_api::conditions::Reason;
 use cobalt_api::hypervisor::Phase;
 use cobalt_api::names::labels;
 use serde_json::json;
@@ -112,12 +111,13 @@ impl Run {
         assert_eq!(cloud.traits(&host).await, ["CUSTOM_COBALT_TEST"]);
 
         self.doors.forget();
+        self.site.hold_up_eviction(&host).await;
         let leave = json!({ "spec": { "maintenance": "termination" } });
         self.site.patch(&host, leave).await;
         died += self.phase(&host, Phase::Evicting, nth).await;
         cloud.stop_host(&host).await;
         assert!(cloud.service(&host).await.is_some(), "it is not empty yet");
-        self.site.fake_eviction_end(&host, Reason::Succeeded).await;
+        self.site.let_evict(&host).await;
         died += self.phase(&host, Phase::Decommissioned, nth).await;
         assert!(cloud.has_nothing_of(&host).await);
         let enabled = self.doors.changes().iter().any(Call::enables);

@@ -62,6 +62,10 @@ async fn a_node_becomes_active_works_and_leaves_nothing_behind() {
 
     // Maintenance, and back in the middle of it.
     let vm = site.cloud.boot(&unique("vm"), &second).await;
+    // It cannot be moved.
+    site.cloud
+        .server_action(&vm, json!({ "suspend": null }))
+        .await;
     site.patch(
         &second,
         json!({ "spec": { "maintenance": "manual", "maintenanceReason": "a fan" } }),
@@ -82,10 +86,10 @@ async fn a_node_becomes_active_works_and_leaves_nothing_behind() {
     .await;
     assert!(site.evictions().get_opt(&second).await.unwrap().is_none());
 
-    // It leaves for good. The instance holds it up until it is gone.
+    // It leaves for good. The instance holds it up until it is gone, whatever an Eviction says.
+    site.fake_ended_eviction(&second, Reason::Succeeded).await;
     site.patch(&second, json!({ "spec": { "maintenance": "termination" } }))
         .await;
-    site.fake_eviction_end(&second, Reason::Succeeded).await;
     site.hypervisor(&second, "waits for the instance", |object| {
         let status = object.status.as_ref();
         let wait = status.and_then(|status| status.waiting_for.as_ref());

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use cobalt_api::eviction::{Eviction, EvictionSpec};
 use cobalt_api::hypervisor::{CheckResult, Hypervisor, Phase};
 use cobalt_api::names::labels;
 use cobalt_lab::testing::promtool;
@@ -44,6 +45,18 @@ async fn a_scrape_has_every_metric_of_the_alerts_and_dashboards() {
         wait(object).0 == "NovaRegistration"
     })
     .await;
+    // It waits until its host is disabled.
+    let spec = EvictionSpec {
+        hypervisor: host.clone(),
+        reason: "a test".to_owned(),
+        ..EvictionSpec::default()
+    };
+    let eviction = Eviction::new(&unique("metrics"), spec);
+    let evictions = site.evictions();
+    evictions
+        .create(&PostParams::default(), &eviction)
+        .await
+        .unwrap();
     operator.rounds(2).await;
     let scrape = operator.scrape().await;
     for (name, labels) in METRICS {

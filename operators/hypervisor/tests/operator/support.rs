@@ -11,7 +11,7 @@ use std::time::Duration;
 use cobalt_api::conditions::{
     self, EvictionCondition, HypervisorCondition, Reason, Status, Wanted,
 };
-use cobalt_api::eviction::Eviction;
+use cobalt_api::eviction::{Eviction, EvictionSpec};
 use cobalt_api::hypervisor::{Hypervisor, Phase};
 use cobalt_api::names::{FieldManager, annotations, labels};
 use cobalt_lab::testing::{ApiServer, api_server, install_definitions};
@@ -21,7 +21,7 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Namespace, Node};
-use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::runtime::wait::await_condition;
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, ResourceExt};
@@ -81,12 +81,40 @@ pub struct Site {
 
 impl Site {
     pub async fn new(name: &str) -> Self {
+        Self::at(cloud().await, name).await
+    }
+
+    pub async fn at(cloud: &'static Cloud, name: &str) -> Self {
         let (server, client) = server().await;
         Self {
             client,
-            cloud: cloud().await,
+            cloud,
             partition: unique(name),
             kubeconfig: server.kubeconfig.clone(),
+            logs: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    /// In a cluster of its own.
+    pub async fn in_cluster(cloud: &'static Cloud, kubeconfig: PathBuf) -> Self {
+        let client = cobalt_runtime::client_from_file(&kubeconfig).await.unwrap();
+        install_definitions(&client, &cobalt_api::crds::all())
+            .await
+            .unwrap();
+        // A server that has just learned of a kind asks for patience.
+        let hypervisors: Api<Hypervisor> = Api::all(client.clone());
+        let evictions: Api<Eviction> = Api::all(client.clone());
+        until("the new kinds are served", || async {
+            let all = ListParams::default();
+            hypervisors.list(&all).await.ok()?;
+            evictions.list(&all).await.ok()
+        })
+        .await;
+        Self {
+            client,
+            cloud,
+            partition: unique("cluster"),
+            kubeconfig,
             logs: tempfile::tempdir().unwrap(),
         }
     }
@@ -148,7 +176,12 @@ impl Site {
             .create(&PostParams::default(), node)
             .await
             .unwrap();
-        tokio::spawn(fake_agent(self.client.clone(), node.name_any()));
+        self.fake_agent(&node.name_any());
+    }
+
+    /// Stands in for a host's agent.
+    pub fn fake_agent(&self, name: &str) {
+        tokio::spawn(fake_agent(self.client.clone(), name.to_owned()));
     }
 
     /// Starts an operator.
@@ -290,15 +323,18 @@ impl Site {
             .unwrap();
     }
 
-    /// The engine that runs Evictions comes with a later issue: this stands in for it, and says that
-    /// the eviction ended so.
-    pub async fn fake_eviction_end(&self, name: &str, reason: Reason) {
-        let there = await_condition(self.evictions(), name, |object: Option<&Eviction>| {
-            object.is_some()
-        });
-        tokio::time::timeout(PATIENCE, there)
+    /// An Eviction of the host that an operator before this one has ended, rightly or not. It is
+    /// made before the host is to be emptied.
+    pub async fn fake_ended_eviction(&self, name: &str, reason: Reason) {
+        let spec = EvictionSpec {
+            hypervisor: name.to_owned(),
+            reason: "of an operator before this one".to_owned(),
+            ..EvictionSpec::default()
+        };
+        let eviction = Eviction::new(name, spec);
+        self.evictions()
+            .create(&PostParams::default(), &eviction)
             .await
-            .unwrap()
             .unwrap();
         let wanted = Wanted {
             condition: EvictionCondition::Evicting,
@@ -311,6 +347,29 @@ impl Site {
         let params = PatchParams::default();
         self.evictions()
             .patch_status(name, &params, &Patch::Merge(&status))
+            .await
+            .unwrap();
+    }
+
+    /// A plan by the name of the host: until it is gone, the host is not emptied.
+    pub async fn hold_up_eviction(&self, name: &str) {
+        let spec = EvictionSpec {
+            hypervisor: name.to_owned(),
+            reason: "a test".to_owned(),
+            dry_run: Some(true),
+            ..EvictionSpec::default()
+        };
+        let plan = Eviction::new(name, spec);
+        self.evictions()
+            .create(&PostParams::default(), &plan)
+            .await
+            .unwrap();
+    }
+
+    /// Takes it away.
+    pub async fn let_evict(&self, name: &str) {
+        self.evictions()
+            .delete(name, &DeleteParams::default())
             .await
             .unwrap();
     }

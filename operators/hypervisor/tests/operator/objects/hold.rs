@@ -116,6 +116,7 @@ where
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_is_held_until_it_may_go_and_takes_its_objects_along() {
+    let _nodes = crate::cloud::NODES.lock().await;
     let lab = cobalt_lab::testing::lab(LabConfig::with_nodes("hold", 1))
         .await
         .unwrap();

@@ -1,0 +1,505 @@
+//! Reads and calls. What they find is put where the next decision sees it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use cobalt_api::conditions::{self, HypervisorCondition};
+use cobalt_api::eviction::Eviction;
+use cobalt_api::hypervisor::Hypervisor;
+use cobalt_api::names::finalizers;
+use cobalt_openstack::compute::{
+    MigrationFilter, Server, ServerFilter, ServerState, ServiceState, ServiceStatus,
+};
+use cobalt_openstack::placement::{CandidateQuery, Resources};
+use cobalt_openstack::{Client as OpenStack, Error, found};
+use cobalt_runtime::{chain, within};
+use jiff::{SignedDuration, Timestamp};
+use kube::api::{Patch, PatchParams};
+use kube::{Api, Client, ResourceExt};
+use serde_json::json;
+
+use super::decide::is_held;
+use super::seen::{Action, Asked, Group, MoveMethod, Reads, Targets, Transfer, Trouble};
+use crate::fleet::{Fleet, NovaService, Watched};
+use crate::host::Read;
+
+/// For one call of the API server.
+const DEADLINE: Duration = Duration::from_secs(15);
+/// More hosts with room than this are not told apart.
+const MOST_TARGETS: u32 = 200;
+/// Server groups that are known are not asked for again for so long.
+const GROUPS_FOR: SignedDuration = SignedDuration::from_secs(60);
+/// By so much Nova's clock may differ from ours.
+const CLOCKS: SignedDuration = SignedDuration::from_mins(10);
+/// Waits while the other side is not well: doubled each time.
+const FIRST_WAIT: i64 = 1;
+const LONGEST_WAIT: i64 = 30;
+
+/// What the engine does things with.
+#[derive(Clone)]
+pub struct Hands {
+    /// The API server.
+    pub client: Client,
+    /// The cloud.
+    pub openstack: OpenStack,
+    /// What is known of all hosts.
+    pub fleet: Watched,
+    /// Server groups of all projects, as last read.
+    pub groups: Arc<Mutex<Option<Read<Vec<Group>>>>>,
+}
+
+impl std::fmt::Debug for Hands {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Hands").finish_non_exhaustive()
+    }
+}
+
+/// What an action found, to be put into the [`Reads`].
+type Found = Box<dyn FnOnce(&mut Reads) + Send>;
+
+impl Hands {
+    /// Does it. Whatever comes of it, the reads tell.
+    pub async fn act(&self, eviction: &Eviction, action: &Action, reads: &Mutex<Reads>) -> bool {
+        let at = Timestamp::now();
+        let done = self.call(eviction, action, at, reads).await;
+        let mut reads = reads.lock().unwrap_or_else(PoisonError::into_inner);
+        match done {
+            Ok(found) => {
+                if !matches!(action, Action::Hold | Action::Release | Action::ReadRunning) {
+                    reads.trouble = None;
+                }
+                found(&mut reads);
+                true
+            }
+            Err(error) => {
+                failed(&mut reads, action, &error);
+                false
+            }
+        }
+    }
+
+    async fn call(
+        &self,
+        eviction: &Eviction,
+        action: &Action,
+        at: Timestamp,
+        reads: &Mutex<Reads>,
+    ) -> Result<Found, Failure> {
+        let compute = self.openstack.compute();
+        Ok(match action {
+            Action::Hold => {
+                self.hold(eviction).await?;
+                Box::new(|_| {})
+            }
+            Action::Release => {
+                self.release(eviction).await?;
+                Box::new(|_| {})
+            }
+            Action::ReadServers { host } => {
+                let servers = compute.servers(&ServerFilter::on(host)).await?;
+                Box::new(move |reads| {
+                    let before = reads.servers.as_ref().map(|read| read.at);
+                    if before.is_none_or(|before| before < at) {
+                        reads.empty = if servers.is_empty() {
+                            reads.empty + 1
+                        } else {
+                            0
+                        };
+                        reads.servers = Some(Read { at, value: servers });
+                    }
+                })
+            }
+            Action::ReadMigrations { host } => {
+                let began = eviction
+                    .status
+                    .as_ref()
+                    .and_then(|one| one.started_at.as_ref());
+                let began = began.map_or(at, |began| began.0);
+                let filter = MigrationFilter {
+                    source_compute: Some(host.clone()),
+                    // What ended before this eviction began is of no interest.
+                    changes_since: Some(began.min(at) - CLOCKS),
+                    ..MigrationFilter::default()
+                };
+                let mut migrations = compute.migrations(&filter).await?;
+                migrations.sort_by_key(|one| std::cmp::Reverse(one.id));
+                Box::new(move |reads| {
+                    let before = reads.migrations.as_ref().map(|read| read.at);
+                    if before.is_none_or(|before| before < at) {
+                        reads.migrations = Some(Read {
+                            at,
+                            value: migrations,
+                        });
+                    }
+                })
+            }
+            Action::ReadTargets { provider } => {
+                let servers = {
+                    let reads = reads.lock().unwrap_or_else(PoisonError::into_inner);
+                    let servers = reads.servers.as_ref().map(|read| read.value.clone());
+                    servers.unwrap_or_default()
+                };
+                let groups = self.groups(at).await;
+                let targets = self.targets(provider.as_deref(), &servers).await;
+                let value = targets.map_err(|error| chain(&error));
+                Box::new(move |reads| {
+                    reads.targets = Some(Read { at, value });
+                    reads.groups = groups;
+                })
+            }
+            Action::ReadReason { server, request } => {
+                let action = found(compute.action(server, request).await)?;
+                let failure = action.and_then(|action| action.failure().map(ToOwned::to_owned));
+                let request = request.clone();
+                Box::new(move |reads| {
+                    reads.reasons.insert(request, failure);
+                })
+            }
+            Action::ReadServer { server } => {
+                let read = found(compute.server(server).await)?;
+                // Shelved and offloaded ones are on no host.
+                let value = read.map(|read| read.host.unwrap_or_default());
+                let server = server.clone();
+                Box::new(move |reads| {
+                    reads.elsewhere.insert(server, Read { at, value });
+                })
+            }
+            Action::ReadTransfer { server, migration } => {
+                let read = found(compute.server_migration(server, *migration).await)?;
+                let server = server.clone();
+                Box::new(move |reads| {
+                    let Some(read) = read else {
+                        return reads.untold(server, at);
+                    };
+                    let sum = |memory: Option<u64>, disk: Option<u64>| {
+                        memory.unwrap_or(0).saturating_add(disk.unwrap_or(0))
+                    };
+                    let remaining = sum(read.memory_remaining_bytes, read.disk_remaining_bytes);
+                    let total = sum(read.memory_total_bytes, read.disk_total_bytes);
+                    let before = reads.transfers.get(&server);
+                    let next = Transfer::next(before, at, remaining, total);
+                    reads.transfers.insert(server, next);
+                })
+            }
+            Action::ReadRunning => {
+                let running = self.running(&eviction.spec.hypervisor).await?;
+                Box::new(move |reads| reads.running = Some(Read { at, value: running }))
+            }
+            Action::Move {
+                server,
+                method,
+                target,
+            } => {
+                let target = target.as_deref();
+                let accepted = match method {
+                    MoveMethod::Live => compute.live_migrate(server, target).await,
+                    MoveMethod::Cold => compute.migrate(server, target).await,
+                    MoveMethod::Offload => compute.shelve_offload(server).await,
+                }?;
+                let server = server.clone();
+                Box::new(move |reads| {
+                    let asked = Asked::Accepted {
+                        at: Timestamp::now(),
+                        request_id: accepted.request_id,
+                    };
+                    reads.asked.insert(server, asked);
+                })
+            }
+            Action::Confirm { server } => {
+                compute.confirm_resize(server).await?;
+                // What is known of its migration is not so any more.
+                Box::new(|reads| reads.migrations = None)
+            }
+            Action::Abort { server, migration } => {
+                found(compute.abort_migration(server, *migration).await)?;
+                let server = server.clone();
+                Box::new(move |reads| {
+                    reads.aborts.insert(server, Read { at, value: None });
+                    reads.news = Some(Timestamp::now());
+                })
+            }
+            Action::ForceComplete { server, migration } => {
+                found(compute.force_complete(server, *migration).await)?;
+                let server = server.clone();
+                Box::new(move |reads| {
+                    reads.forced.insert(server);
+                })
+            }
+            Action::Repair { server } => {
+                compute.reset_state(server, ServerState::Active).await?;
+                let server = server.clone();
+                Box::new(move |reads| {
+                    reads.repaired.insert(server, Timestamp::now());
+                    reads.servers = None;
+                })
+            }
+        })
+    }
+
+    /// Guests that the agent of the host sees running, if it is sure.
+    async fn running(&self, host: &str) -> Result<BTreeSet<String>, Failure> {
+        let api: Api<Hypervisor> = Api::all(self.client.clone());
+        let read = within(DEADLINE, api.get_opt(host)).await;
+        let status = read
+            .map_err(Failure::Kubernetes)?
+            .and_then(|object| object.status);
+        let status = status.unwrap_or_default();
+        let sure = conditions::is_true(&status.conditions, HypervisorCondition::LibVirtConnection);
+        let running = status
+            .instances
+            .into_iter()
+            .filter(|one| one.active && sure);
+        Ok(running.map(|one| one.id).collect())
+    }
+
+    async fn groups(&self, now: Timestamp) -> Vec<Group> {
+        let known = {
+            let groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
+            groups.clone()
+        };
+        if let Some(known) = known.filter(|known| now.duration_since(known.at) < GROUPS_FOR) {
+            return known.value;
+        }
+        let all = match self.openstack.compute().server_groups().await {
+            Ok(all) => all,
+            Err(error) => {
+                // Nova itself keeps the rules; here they only explain.
+                tracing::warn!(error = chain(&error), "server groups were not read");
+                return Vec::new();
+            }
+        };
+        let value: Vec<Group> = all
+            .into_iter()
+            .filter(|group| ["affinity", "anti-affinity"].contains(&group.policy.as_str()))
+            .map(|group| Group {
+                together: group.policy == "affinity",
+                name: group.name,
+                members: group.members,
+            })
+            .collect();
+        let read = Read {
+            at: now,
+            value: value.clone(),
+        };
+        *self.groups.lock().unwrap_or_else(PoisonError::into_inner) = Some(read);
+        value
+    }
+
+    /// Hosts with room, by server: those that Placement finds, of which Nova says that they are
+    /// enabled and alive.
+    async fn targets(&self, provider: Option<&str>, servers: &[Server]) -> Result<Targets, Error> {
+        let placement = self.openstack.placement();
+        let used = match provider {
+            Some(provider) => found(placement.provider_allocations(provider).await)?,
+            None => None,
+        };
+        let used = used.map(|used| used.allocations).unwrap_or_default();
+        let mut alike: BTreeMap<(Resources, BTreeSet<String>), Vec<&Server>> = BTreeMap::new();
+        for server in servers {
+            let resources = match used.get(&server.id) {
+                Some(allocation) if !allocation.resources.is_empty() => {
+                    allocation.resources.clone()
+                }
+                _ => [
+                    ("VCPU".to_owned(), server.flavor.vcpus),
+                    ("MEMORY_MB".to_owned(), server.flavor.ram),
+                ]
+                .into_iter()
+                .filter(|(_, amount)| *amount > 0)
+                .collect(),
+            };
+            let required = server
+                .flavor
+                .extra_specs
+                .iter()
+                .filter(|(_, value)| *value == "required")
+                .filter_map(|(key, _)| key.strip_prefix("trait:"))
+                .map(ToOwned::to_owned)
+                .collect();
+            alike.entry((resources, required)).or_default().push(server);
+        }
+        let fleet = self.fleet.get(Timestamp::now()).unwrap_or_default();
+        let near = zone_of(&fleet, provider);
+        let mut all = BTreeMap::new();
+        for ((resources, required), servers) in alike {
+            let query = CandidateQuery {
+                resources,
+                required,
+                forbidden: ["COMPUTE_STATUS_DISABLED".to_owned()].into(),
+                limit: Some(MOST_TARGETS),
+                ..CandidateQuery::default()
+            };
+            let candidates = placement.candidates(&query).await?;
+            let roots: BTreeSet<&str> = candidates
+                .providers
+                .iter()
+                .map(|(id, one)| one.root.as_deref().unwrap_or(id))
+                .filter(|root| Some(*root) != provider)
+                .collect();
+            let hosts = alive(&fleet, &roots, near);
+            for server in servers {
+                all.insert(server.id.clone(), hosts.clone());
+            }
+        }
+        Ok(all)
+    }
+
+    /// Adds the finalizer, and changes nothing else.
+    async fn hold(&self, eviction: &Eviction) -> Result<(), Failure> {
+        let mut all = eviction.finalizers().to_vec();
+        all.push(finalizers::EVICTION_IN_FLIGHT.to_owned());
+        let patch = json!({ "metadata": {
+            "finalizers": all,
+            "resourceVersion": eviction.resource_version(),
+        } });
+        self.patch(eviction, Patch::Merge(&patch)).await
+    }
+
+    /// Takes it off.
+    async fn release(&self, eviction: &Eviction) -> Result<(), Failure> {
+        if !is_held(eviction) {
+            return Ok(());
+        }
+        let mut all = eviction.finalizers().to_vec();
+        all.retain(|one| one != finalizers::EVICTION_IN_FLIGHT);
+        let patch = json!({ "metadata": {
+            "finalizers": all,
+            "resourceVersion": eviction.resource_version(),
+        } });
+        self.patch(eviction, Patch::Merge(&patch)).await
+    }
+
+    async fn patch(
+        &self,
+        eviction: &Eviction,
+        patch: Patch<&serde_json::Value>,
+    ) -> Result<(), Failure> {
+        let api: Api<Eviction> = Api::all(self.client.clone());
+        let name = eviction.name_any();
+        let params = PatchParams::default();
+        let patched = api.patch(&name, &params, &patch);
+        match tokio::time::timeout(DEADLINE, patched).await {
+            Ok(Ok(_)) => Ok(()),
+            // It is gone, or newer than what was decided on: the watch tells.
+            Ok(Err(kube::Error::Api(status))) if [404, 409].contains(&status.code) => Ok(()),
+            Ok(Err(error)) => Err(Failure::Kubernetes(chain(&error))),
+            Err(_) => Err(Failure::Kubernetes(
+                "the API server does not answer".to_owned(),
+            )),
+        }
+    }
+}
+
+/// The zone of the host with this provider.
+fn zone_of<'a>(fleet: &'a Fleet, provider: Option<&str>) -> Option<&'a str> {
+    let mut hosts = fleet.hypervisors.iter();
+    let (host, _) = hosts.find(|(_, all)| all.iter().any(|one| Some(&*one.id) == provider))?;
+    zone(fleet, host)
+}
+
+fn zone<'a>(fleet: &'a Fleet, host: &'a str) -> Option<&'a str> {
+    let mut aggregates = fleet.aggregates_of(host);
+    aggregates.find_map(|one| one.availability_zone.as_deref())
+}
+
+/// Of these providers the hosts of the zone that take servers and live. Another zone is no place for
+/// a server that is bound to its own, and of the others nobody knows that they may leave theirs.
+fn alive(fleet: &Fleet, roots: &BTreeSet<&str>, near: Option<&str>) -> Vec<String> {
+    let has = |host: &str| {
+        let all = fleet.hypervisors.get(host);
+        all.is_some_and(|all| all.iter().any(|one| roots.contains(&*one.id)))
+    };
+    let takes = |service: &NovaService| {
+        service.status == ServiceStatus::Enabled && service.state == ServiceState::Up
+    };
+    let all = fleet.services.iter();
+    let all = all.filter(|(host, service)| takes(service) && has(host));
+    let (nearer, others): (Vec<_>, Vec<_>) = all.partition(|(host, _)| zone(fleet, host) == near);
+    let hosts = if nearer.is_empty() { others } else { nearer };
+    hosts
+        .into_iter()
+        .map(|(host, _)| host.to_string())
+        .collect()
+}
+
+/// Why an action did not work.
+#[derive(Debug, thiserror::Error)]
+enum Failure {
+    #[error(transparent)]
+    OpenStack(#[from] Error),
+    #[error("{0}")]
+    Kubernetes(String),
+}
+
+/// Puts a failure where the next decision sees it.
+fn failed(reads: &mut Reads, action: &Action, failure: &Failure) {
+    let text = chain(failure);
+    let now = Timestamp::now();
+    let (refused, after) = match failure {
+        Failure::OpenStack(error) => {
+            let unwell = error.is_transient() || error.is_uncertain() || error.is_unauthorized();
+            (!unwell, error.retry_after())
+        }
+        Failure::Kubernetes(_) => (false, None),
+    };
+    tracing::warn!(
+        action = action.name(),
+        error = text,
+        "an eviction's call failed"
+    );
+    match action {
+        Action::Move { server, .. } => {
+            let asked = if refused {
+                Asked::Refused(text.clone())
+            } else {
+                Asked::Unclear {
+                    at: now,
+                    text: text.clone(),
+                }
+            };
+            reads.asked.insert(server.clone(), asked);
+        }
+        Action::Abort { server, .. } => {
+            let value = Some(text.clone());
+            reads.aborts.insert(server.clone(), Read { at: now, value });
+        }
+        Action::ForceComplete { server, .. } => {
+            reads.forced.insert(server.clone());
+        }
+        Action::ReadTransfer { server, .. } if refused => reads.untold(server.clone(), now),
+        Action::ReadReason { request, .. } if refused => {
+            reads.reasons.insert(request.clone(), None);
+        }
+        Action::Repair { server } if refused => {
+            reads.repaired.insert(server.clone(), Timestamp::MIN);
+        }
+        Action::Confirm { .. } if refused => reads.migrations = None,
+        _ => {}
+    }
+    let asks_again = matches!(
+        action,
+        Action::ReadServers { .. }
+            | Action::ReadMigrations { .. }
+            | Action::ReadServer { .. }
+            | Action::ReadRunning
+            | Action::Hold
+            | Action::Release
+            | Action::Confirm { .. }
+    );
+    if !refused || asks_again {
+        let count = reads.trouble.as_ref().map_or(0, |trouble| trouble.count);
+        let wait = FIRST_WAIT
+            .saturating_mul(1 << count.min(5))
+            .min(LONGEST_WAIT);
+        let mut wait = SignedDuration::from_secs(wait);
+        if let Some(after) = after {
+            wait = wait.max(SignedDuration::try_from(after).unwrap_or(wait));
+        }
+        reads.trouble = Some(Trouble {
+            text,
+            count: count + 1,
+            retry_at: now + wait,
+        });
+    }
+}

@@ -1,0 +1,374 @@
+//! Everything that a decision about one Eviction is made from.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use cobalt_api::eviction::{Eviction, Method};
+use cobalt_openstack::compute::{Migration, Server, ServiceState};
+use jiff::{SignedDuration, Timestamp};
+
+use super::budget::{Limits, Room};
+use crate::fleet::Identity;
+use crate::host::Read;
+
+/// What a decision looks at.
+#[derive(Debug, Clone)]
+pub struct Seen {
+    /// The Eviction.
+    pub eviction: Arc<Eviction>,
+    /// The host that it empties.
+    pub source: Source,
+    /// What was read of Nova, Placement and the agent.
+    pub reads: Reads,
+    /// Instances that another Eviction of the same host has in hand, with its name.
+    pub taken: BTreeMap<String, String>,
+    /// What others have under way.
+    pub room: Room,
+    /// What the operator was told.
+    pub policy: Arc<Policy>,
+}
+
+/// The host that is emptied.
+#[derive(Debug, Clone)]
+pub struct Source {
+    /// There is a Hypervisor of that name.
+    pub exists: bool,
+    /// Who it is in Nova, if Nova knows it; or why that is not known.
+    pub identity: Result<Option<Identity>, String>,
+    /// Nova has known it: then it has instances that are to be looked for.
+    pub was_registered: bool,
+}
+
+impl Source {
+    /// Whether the nova-compute of the host reports.
+    #[must_use]
+    pub fn is_up(&self) -> bool {
+        match &self.identity {
+            Ok(Some(identity)) => identity.service.state == ServiceState::Up,
+            _ => true,
+        }
+    }
+}
+
+/// What was read, each with the time at which the question was asked.
+#[derive(Debug, Clone, Default)]
+pub struct Reads {
+    /// The servers on the host, as Nova says.
+    pub servers: Option<Read<Vec<Server>>>,
+    /// How often in a row that list was empty.
+    pub empty: u32,
+    /// Migrations off the host, the newest first.
+    pub migrations: Option<Read<Vec<Migration>>>,
+    /// What came of the call that moves an instance, by instance.
+    pub asked: BTreeMap<String, Asked>,
+    /// Why the last request for an instance failed, by request; `None`: it does not say.
+    pub reasons: BTreeMap<String, Option<String>>,
+    /// Where instances that are not on the host are; `None`: there is no such server any more.
+    pub elsewhere: BTreeMap<String, Read<Option<String>>>,
+    /// Which hosts have room, by instance; and why that is not known.
+    pub targets: Option<Read<Result<Targets, String>>>,
+    /// Server groups with a hard rule.
+    pub groups: Vec<Group>,
+    /// Guests that the agent of the host sees running.
+    pub running: Option<Read<BTreeSet<String>>>,
+    /// How far transfers are, by instance.
+    pub transfers: BTreeMap<String, Transfer>,
+    /// Aborts that were asked for, by instance: when, and why one was refused.
+    pub aborts: BTreeMap<String, Read<Option<String>>>,
+    /// Migrations that were told to end, by instance.
+    pub forced: BTreeSet<String>,
+    /// Servers whose state was set right, and when.
+    pub repaired: BTreeMap<String, Timestamp>,
+    /// When an agent last said that a migration has ended.
+    pub news: Option<Timestamp>,
+    /// The last call did not work because the other side is not well.
+    pub trouble: Option<Trouble>,
+}
+
+impl Reads {
+    /// Nova does not tell how far a transfer is: it is not asked again at once.
+    pub fn untold(&mut self, server: String, at: Timestamp) {
+        let known = self.transfers.entry(server);
+        let known = known.or_insert_with(|| Transfer::next(None, at, 0, 0));
+        known.at = at;
+    }
+}
+
+/// Hosts with room, by instance.
+pub type Targets = BTreeMap<String, Vec<String>>;
+
+/// What came of a call that moves an instance.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Asked {
+    /// There is no answer yet.
+    Waiting,
+    /// Nova took it.
+    Accepted {
+        /// When the answer came.
+        at: Timestamp,
+        /// The name of the request.
+        request_id: Option<String>,
+    },
+    /// Nova refused it: it is not under way.
+    Refused(String),
+    /// It may be under way or not.
+    Unclear {
+        /// When that was known.
+        at: Timestamp,
+        /// Why.
+        text: String,
+    },
+}
+
+/// A server group whose rule is not a wish.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Group {
+    /// Its name.
+    pub name: String,
+    /// All on one host; else each on its own.
+    pub together: bool,
+    /// The servers in it.
+    pub members: BTreeSet<String>,
+}
+
+/// How far the memory of an instance has come.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Transfer {
+    /// When that was read.
+    pub at: Timestamp,
+    /// Bytes that are to be sent.
+    pub remaining: u64,
+    /// All bytes.
+    pub total: u64,
+    /// The fewest that were to be sent so far, and since when.
+    pub lowest: (u64, Timestamp),
+    /// How much the guest is slowed down, in percent.
+    pub throttle: Option<i32>,
+}
+
+impl Transfer {
+    /// With newer numbers.
+    #[must_use]
+    pub fn next(before: Option<&Self>, at: Timestamp, remaining: u64, total: u64) -> Self {
+        // One without a size is of no transfer that was told.
+        let told = before.filter(|before| before.total > 0);
+        let lowest = match told.map(|before| before.lowest) {
+            Some((lowest, since)) if lowest <= remaining => (lowest, since),
+            _ => (remaining, at),
+        };
+        Self {
+            at,
+            remaining,
+            total,
+            lowest,
+            throttle: before.and_then(|before| before.throttle),
+        }
+    }
+
+    /// How much of it is done, in steps of five percent.
+    #[must_use]
+    pub fn percent(&self) -> Option<i32> {
+        let done = self.total.saturating_sub(self.remaining);
+        let percent = done.saturating_mul(100).checked_div(self.total)?;
+        i32::try_from(percent.min(100) / 5 * 5).ok()
+    }
+}
+
+/// The other side is not well.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Trouble {
+    /// What it says.
+    pub text: String,
+    /// How often in a row.
+    pub count: u32,
+    /// When to try again.
+    pub retry_at: Timestamp,
+}
+
+/// What the operator was told about evictions.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Policy {
+    /// How many may move at the same time.
+    pub limits: Limits,
+    /// Which go first, of those with the same priority.
+    pub order: Order,
+    /// How often one instance is tried.
+    pub attempts: i32,
+    /// How long one attempt may take.
+    pub instance_deadline: SignedDuration,
+    /// How long an instance that cannot be moved is waited for, once all others are away.
+    pub patience: SignedDuration,
+    /// How long a dead host is waited for.
+    pub host_patience: SignedDuration,
+    /// When a transfer that gets no nearer to its end has stalled.
+    pub stall: SignedDuration,
+    /// What is done about it.
+    pub stalled: Stalled,
+    /// Whether a server in ERROR is set to ACTIVE when its guest is seen running after a failed
+    /// move.
+    pub reset_errors: bool,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Self {
+            limits: Limits {
+                source: 4,
+                target: 4,
+                zone: 32,
+                cluster: 64,
+            },
+            order: Order::SmallestFirst,
+            attempts: 3,
+            instance_deadline: SignedDuration::from_mins(60),
+            patience: SignedDuration::from_mins(5),
+            host_patience: SignedDuration::from_mins(10),
+            stall: SignedDuration::from_mins(3),
+            stalled: Stalled::Wait,
+            reset_errors: true,
+        }
+    }
+}
+
+/// Which instances go first, of those with the same priority.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Order {
+    /// Many are away soon.
+    SmallestFirst,
+    /// The long ones do not end up last.
+    LargestFirst,
+}
+
+/// What is done about a migration that does not converge.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Stalled {
+    /// Nothing: Nova may slow the guest down (auto-converge), until the attempt's deadline.
+    Wait,
+    /// Nova is told to bring it to its end: by post-copy, or by a pause of the guest.
+    ForceComplete,
+    /// It is aborted and tried again later.
+    Abort,
+}
+
+/// One thing to do. Reads can be done again at any time; of the others none does harm if it is done
+/// twice.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Action {
+    /// Guard the Eviction against disappearing while something is in flight.
+    Hold,
+    /// It may go.
+    Release,
+    /// List the servers on the host.
+    ReadServers {
+        /// The host, as Nova calls it.
+        host: String,
+    },
+    /// List migrations off the host.
+    ReadMigrations {
+        /// The host, as Nova calls it.
+        host: String,
+    },
+    /// See which hosts have room for which instances.
+    ReadTargets {
+        /// The provider of the host.
+        provider: Option<String>,
+    },
+    /// See why a request failed.
+    ReadReason {
+        /// The server.
+        server: String,
+        /// The request.
+        request: String,
+    },
+    /// See where a server is that is not on the host.
+    ReadServer {
+        /// The server.
+        server: String,
+    },
+    /// See how far a migration is, where no agent tells.
+    ReadTransfer {
+        /// The server.
+        server: String,
+        /// The migration.
+        migration: i64,
+    },
+    /// See which guests the agent sees running.
+    ReadRunning,
+    /// Move an instance.
+    Move {
+        /// The server.
+        server: String,
+        /// How.
+        method: MoveMethod,
+        /// Where to; the scheduler finds a host if that is not said.
+        target: Option<String>,
+    },
+    /// Keep a server where a cold migration has brought it.
+    Confirm {
+        /// The server.
+        server: String,
+    },
+    /// Stop a live migration.
+    Abort {
+        /// The server.
+        server: String,
+        /// The migration.
+        migration: i64,
+    },
+    /// Bring a live migration to its end.
+    ForceComplete {
+        /// The server.
+        server: String,
+        /// The migration.
+        migration: i64,
+    },
+    /// Set a server from ERROR to ACTIVE, because its guest runs.
+    Repair {
+        /// The server.
+        server: String,
+    },
+}
+
+/// [`Method`], in an order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum MoveMethod {
+    /// While it runs.
+    Live,
+    /// While it is off.
+    Cold,
+    /// It is shelved.
+    Offload,
+}
+
+impl From<Method> for MoveMethod {
+    fn from(method: Method) -> Self {
+        match method {
+            Method::Live => Self::Live,
+            Method::Cold => Self::Cold,
+            Method::Offload => Self::Offload,
+        }
+    }
+}
+
+impl Action {
+    /// A word from a closed set, for metrics.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Hold => "hold",
+            Self::Release => "release",
+            Self::ReadServers { .. } => "read-servers",
+            Self::ReadMigrations { .. } => "read-migrations",
+            Self::ReadTargets { .. } => "read-targets",
+            Self::ReadReason { .. } => "read-reason",
+            Self::ReadServer { .. } => "read-server",
+            Self::ReadTransfer { .. } => "read-transfer",
+            Self::ReadRunning => "read-running",
+            Self::Move { .. } => "move",
+            Self::Confirm { .. } => "confirm",
+            Self::Abort { .. } => "abort",
+            Self::ForceComplete { .. } => "force-complete",
+            Self::Repair { .. } => "repair",
+        }
+    }
+}

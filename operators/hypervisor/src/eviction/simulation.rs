@@ -1,0 +1,614 @@
+//! Whole evictions in virtual time: the same `decide`, a fake Nova, and faults. Whatever happens, it
+//! comes to an end, keeps its limits, never moves an instance twice at the same time, and says of
+//! the host what is so.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use cobalt_api::eviction::{Eviction, EvictionSpec, InstanceState, Outcome};
+use cobalt_api::names::finalizers;
+use cobalt_openstack::compute::{ComputeService, Migration, MigrationStatus, Server, ServerStatus};
+use jiff::{SignedDuration, Timestamp};
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::budget::{Limits, Room};
+use super::decide::{decide, is_held};
+use super::seen::{Action, Asked, Policy, Reads, Seen, Source};
+use crate::fleet::Identity;
+use crate::host::Read;
+
+/// What happens to one server.
+#[derive(Debug, Clone)]
+struct Fate {
+    status: &'static str,
+    /// How long a migration takes, in seconds.
+    seconds: i64,
+    /// So many migrations fail first.
+    failures: u32,
+    /// Nova refuses so many requests first.
+    refusals: u32,
+    /// Its owner deletes it at that second.
+    deleted_at: Option<i64>,
+    memory: u64,
+}
+
+#[derive(Debug, Clone)]
+struct Story {
+    fates: Vec<Fate>,
+    limits: Limits,
+    parallelism: Option<i32>,
+    attempts: i32,
+    deadline: Option<&'static str>,
+    cancel_at: Option<i64>,
+    /// The operator dies at these seconds, and forgets all that is not written.
+    deaths: Vec<i64>,
+    /// Nova does not answer from here to there.
+    silence: Option<(i64, i64)>,
+    /// How many other hosts take servers.
+    targets: usize,
+}
+
+/// Stands in for Nova and for time.
+struct FakeNova {
+    story: Story,
+    now: Timestamp,
+    servers: BTreeMap<String, (Server, Fate)>,
+    migrations: Vec<Migration>,
+    ends: BTreeMap<i64, Timestamp>,
+    /// The most that were under way at the same time.
+    most: usize,
+    most_to_one: usize,
+    /// Requests for a server that was on its way already.
+    doubled: usize,
+    eviction: Eviction,
+    reads: Reads,
+    /// Calls under way, with the time at which they are answered.
+    calls: Vec<(Timestamp, Action)>,
+}
+
+const START: i64 = 1_700_000_000;
+const HOST: &str = "source";
+
+fn server(id: &str, fate: &Fate) -> Server {
+    serde_json::from_value(json!({
+        "id": id, "name": format!("name-{id}"), "status": fate.status,
+        "OS-EXT-SRV-ATTR:host": HOST,
+        "flavor": { "ram": fate.memory, "vcpus": 1 },
+    }))
+    .unwrap()
+}
+
+impl FakeNova {
+    fn new(story: Story) -> Self {
+        let servers = story.fates.iter().enumerate().map(|(number, fate)| {
+            let id = format!("vm-{number:02}");
+            (id.clone(), (server(&id, fate), fate.clone()))
+        });
+        let mut eviction = Eviction::new(
+            "source",
+            EvictionSpec {
+                hypervisor: HOST.to_owned(),
+                reason: "a story".to_owned(),
+                parallelism: story.parallelism,
+                deadline: story.deadline.map(ToOwned::to_owned),
+                ..EvictionSpec::default()
+            },
+        );
+        eviction.metadata.uid = Some("uid".to_owned());
+        Self {
+            now: Timestamp::from_second(START).unwrap(),
+            servers: servers.collect(),
+            migrations: Vec::new(),
+            ends: BTreeMap::new(),
+            most: 0,
+            most_to_one: 0,
+            doubled: 0,
+            eviction,
+            reads: Reads::default(),
+            calls: Vec::new(),
+            story,
+        }
+    }
+
+    fn second(&self) -> i64 {
+        self.now.as_second() - START
+    }
+
+    fn identity() -> Identity {
+        let service: ComputeService = serde_json::from_value(json!({
+            "id": "service", "binary": "nova-compute", "host": HOST, "zone": "z",
+            "status": "disabled", "state": "up",
+        }))
+        .unwrap();
+        Identity {
+            host: HOST.to_owned(),
+            service: service.into(),
+            hypervisor_id: Some("provider".to_owned()),
+        }
+    }
+
+    fn silent(&self) -> bool {
+        let second = self.second();
+        self.story
+            .silence
+            .is_some_and(|(from, to)| from <= second && second < to)
+    }
+
+    /// What comes to its end by itself.
+    fn pass_time(&mut self) {
+        let due: Vec<i64> = self
+            .ends
+            .iter()
+            .filter(|(_, at)| **at <= self.now)
+            .map(|(id, _)| *id)
+            .collect();
+        for id in due {
+            self.ends.remove(&id);
+            let Some(migration) = self.migrations.iter_mut().find(|one| one.id == id) else {
+                continue;
+            };
+            migration.updated_at = Some(self.now);
+            let Some((server, fate)) = self.servers.get_mut(&migration.server) else {
+                migration.status = MigrationStatus::Error;
+                continue;
+            };
+            server.task_state = None;
+            if fate.failures > 0 {
+                fate.failures -= 1;
+                migration.status = MigrationStatus::Error;
+                server.status = ServerStatus::Active;
+            } else if migration.kind.as_str() == "migration" {
+                migration.status = MigrationStatus::Finished;
+                server.host.clone_from(&migration.dest_compute);
+            } else {
+                migration.status = MigrationStatus::Completed;
+                server.status = ServerStatus::Active;
+                server.host.clone_from(&migration.dest_compute);
+            }
+        }
+        let second = self.second();
+        self.servers
+            .retain(|_, (_, fate)| fate.deleted_at.is_none_or(|at| second < at));
+        let under_way: Vec<&Migration> = self
+            .migrations
+            .iter()
+            .filter(|one| self.ends.contains_key(&one.id))
+            .collect();
+        self.most = self.most.max(under_way.len());
+        let mut to: BTreeMap<&Option<String>, usize> = BTreeMap::new();
+        for one in under_way {
+            *to.entry(&one.dest_compute).or_default() += 1;
+        }
+        self.most_to_one = self
+            .most_to_one
+            .max(to.values().copied().max().unwrap_or(0));
+    }
+
+    fn begin(&mut self, action: &Action) {
+        if self.calls.iter().any(|(_, other)| other == action) {
+            return;
+        }
+        if let Action::Move { server, .. } = action {
+            self.reads.asked.insert(server.clone(), Asked::Waiting);
+            self.reads.aborts.remove(server);
+        }
+        // The answer takes its time; a list may be longer on its way than a POST.
+        let wait = 100 + (self.calls.len() as i64 * 137 + self.second() * 61) % 700;
+        self.calls
+            .push((self.now + SignedDuration::from_millis(wait), action.clone()));
+    }
+
+    fn answer(&mut self, action: &Action) {
+        let at = self.now;
+        if self.silent() {
+            if let Action::Move { server, .. } = action {
+                let text = "503".to_owned();
+                self.reads
+                    .asked
+                    .insert(server.clone(), Asked::Unclear { at, text });
+            }
+            let count = self
+                .reads
+                .trouble
+                .as_ref()
+                .map_or(0, |trouble| trouble.count);
+            self.reads.trouble = Some(super::seen::Trouble {
+                text: "Nova is away".to_owned(),
+                count: count + 1,
+                retry_at: at + SignedDuration::from_secs(i64::from(count.min(4)) + 1),
+            });
+            return;
+        }
+        self.reads.trouble = None;
+        match action {
+            Action::Hold => {
+                let all = self.eviction.metadata.finalizers.get_or_insert_default();
+                all.push(finalizers::EVICTION_IN_FLIGHT.to_owned());
+            }
+            Action::Release => self.eviction.metadata.finalizers = None,
+            Action::ReadServers { .. } => {
+                let here = self.servers.values().map(|(server, _)| server.clone());
+                let here: Vec<Server> = here
+                    .filter(|one| one.host.as_deref() == Some(HOST))
+                    .collect();
+                self.reads.empty = if here.is_empty() {
+                    self.reads.empty + 1
+                } else {
+                    0
+                };
+                self.reads.servers = Some(Read { at, value: here });
+            }
+            Action::ReadMigrations { .. } => {
+                let value = self.migrations.iter().rev().cloned().collect();
+                self.reads.migrations = Some(Read { at, value });
+            }
+            Action::ReadTargets { .. } => {
+                let hosts: Vec<String> = (0..self.story.targets)
+                    .map(|number| format!("target-{number}"))
+                    .collect();
+                let all = self
+                    .servers
+                    .keys()
+                    .map(|id| (id.clone(), hosts.clone()))
+                    .collect();
+                self.reads.targets = Some(Read { at, value: Ok(all) });
+            }
+            Action::ReadReason { request, .. } => {
+                let text = Some("No valid host was found".to_owned());
+                self.reads.reasons.insert(request.clone(), text);
+            }
+            Action::ReadServer { server } => {
+                let value = self
+                    .servers
+                    .get(server)
+                    .map(|(one, _)| one.host.clone().unwrap_or_default());
+                self.reads
+                    .elsewhere
+                    .insert(server.clone(), Read { at, value });
+            }
+            Action::ReadRunning => {
+                self.reads.running = Some(Read {
+                    at,
+                    value: std::collections::BTreeSet::new(),
+                });
+            }
+            Action::Move {
+                server,
+                method,
+                target,
+            } => {
+                let asked = self.migrate(server, *method, target.as_deref());
+                self.reads.asked.insert(server.clone(), asked);
+            }
+            Action::Confirm { server } => {
+                let mut all = self.migrations.iter_mut().rev();
+                if let Some(one) =
+                    all.find(|one| one.server == *server && one.status == MigrationStatus::Finished)
+                {
+                    one.status = MigrationStatus::Confirmed;
+                }
+                self.reads.migrations = None;
+            }
+            Action::Abort { server, migration } => {
+                if self.ends.remove(migration).is_some() {
+                    if let Some(one) = self.migrations.iter_mut().find(|one| one.id == *migration) {
+                        one.status = MigrationStatus::Cancelled;
+                    }
+                    if let Some((one, _)) = self.servers.get_mut(server) {
+                        one.task_state = None;
+                        one.status = ServerStatus::Active;
+                    }
+                }
+                self.reads
+                    .aborts
+                    .insert(server.clone(), Read { at, value: None });
+                self.reads.news = Some(at);
+            }
+            Action::ReadTransfer { .. } | Action::ForceComplete { .. } | Action::Repair { .. } => {}
+        }
+    }
+
+    fn migrate(
+        &mut self,
+        id: &str,
+        method: super::seen::MoveMethod,
+        target: Option<&str>,
+    ) -> Asked {
+        let busy = self
+            .migrations
+            .iter()
+            .any(|one| one.server == id && self.ends.contains_key(&one.id));
+        if busy {
+            self.doubled += 1;
+            return Asked::Refused("409: it is on its way".to_owned());
+        }
+        let Some((server, fate)) = self.servers.get_mut(id) else {
+            return Asked::Refused("404".to_owned());
+        };
+        assert_eq!(server.host.as_deref(), Some(HOST), "it has left already");
+        if fate.refusals > 0 {
+            fate.refusals -= 1;
+            return Asked::Refused("400: not so".to_owned());
+        }
+        let number = i64::try_from(self.migrations.len()).unwrap() + 1;
+        let live = method == super::seen::MoveMethod::Live;
+        server.task_state = Some("migrating".to_owned());
+        if live {
+            server.status = ServerStatus::Migrating;
+        }
+        let dest = target.map_or_else(
+            || {
+                format!(
+                    "target-{}",
+                    number % i64::try_from(self.story.targets.max(1)).unwrap()
+                )
+            },
+            ToOwned::to_owned,
+        );
+        let migration = serde_json::from_value(json!({
+            "id": number, "instance_uuid": id, "status": "running",
+            "migration_type": if live { "live-migration" } else { "migration" },
+            "source_compute": HOST, "dest_compute": dest,
+        }))
+        .unwrap();
+        self.migrations.push(migration);
+        self.ends
+            .insert(number, self.now + SignedDuration::from_secs(fate.seconds));
+        Asked::Accepted {
+            at: self.now,
+            request_id: Some(format!("req-{number}")),
+        }
+    }
+
+    /// Until it is over, or for ten hours. Whether it is.
+    fn play(&mut self) -> bool {
+        let policy = Arc::new(Policy {
+            limits: self.story.limits,
+            attempts: self.story.attempts,
+            patience: SignedDuration::from_secs(60),
+            instance_deadline: SignedDuration::from_secs(600),
+            ..Policy::default()
+        });
+        let deaths = std::mem::take(&mut self.story.deaths);
+        let mut deaths = deaths.into_iter().peekable();
+        let end = self.now + SignedDuration::from_hours(10);
+        for _ in 0..50_000 {
+            if self.now >= end {
+                return false;
+            }
+            self.pass_time();
+            if self.story.cancel_at.is_some_and(|at| at <= self.second()) {
+                self.eviction.spec.cancel = Some(true);
+            }
+            if deaths.peek().is_some_and(|at| *at <= self.second()) {
+                deaths.next();
+                // Some of the calls have reached Nova, and nobody hears the answer.
+                let calls = std::mem::take(&mut self.calls);
+                for (number, (_, call)) in calls.into_iter().enumerate() {
+                    if number % 2 == 0 {
+                        self.answer(&call);
+                    }
+                }
+                self.reads = Reads::default();
+            }
+            let due: Vec<Action> = {
+                let now = self.now;
+                let (due, later): (Vec<_>, Vec<_>) = std::mem::take(&mut self.calls)
+                    .into_iter()
+                    .partition(|(at, _)| *at <= now);
+                self.calls = later;
+                due.into_iter().map(|(_, action)| action).collect()
+            };
+            for action in &due {
+                self.answer(action);
+            }
+            let seen = Seen {
+                eviction: Arc::new(self.eviction.clone()),
+                source: Source {
+                    exists: true,
+                    identity: Ok(Some(Self::identity())),
+                    was_registered: true,
+                },
+                reads: self.reads.clone(),
+                taken: BTreeMap::new(),
+                room: Room::free(self.story.limits),
+                policy: Arc::clone(&policy),
+            };
+            let decision = decide(&seen, self.now);
+            let quiet = self.eviction.status.as_ref() == Some(&decision.status)
+                && decision.actions.is_empty();
+            self.eviction.status = Some(decision.status);
+            for action in &decision.actions {
+                self.begin(action);
+            }
+            let over = self
+                .eviction
+                .status
+                .as_ref()
+                .is_some_and(|status| status.outcome.is_some());
+            if over && !is_held(&self.eviction) && self.calls.is_empty() {
+                return true;
+            }
+            // The next thing that happens, by itself or because it was asked for.
+            let mut next = self.now + SignedDuration::from_secs(1);
+            if quiet && self.calls.is_empty() && self.ends.is_empty() {
+                next = decision
+                    .wake
+                    .unwrap_or(next)
+                    .max(self.now + SignedDuration::from_millis(50));
+                assert!(
+                    decision.wake.is_some() || over,
+                    "it waits, and nobody wakes it: {:#?}",
+                    self.eviction.status
+                );
+            }
+            if let Some(call) = self.calls.iter().map(|(at, _)| *at).min() {
+                next = next.min(call);
+            }
+            self.now = next.max(self.now + SignedDuration::from_millis(10));
+        }
+        false
+    }
+}
+
+fn fate() -> impl Strategy<Value = Fate> {
+    let status = prop::sample::select(vec![
+        "ACTIVE",
+        "ACTIVE",
+        "ACTIVE",
+        "PAUSED",
+        "SHUTOFF",
+        "SUSPENDED",
+        "ERROR",
+    ]);
+    (
+        status,
+        0_i64..40,
+        prop::sample::select(vec![0_u32, 0, 0, 1, 2, 9]),
+        prop::sample::select(vec![0_u32, 0, 0, 1]),
+        prop::option::weighted(0.1, 0_i64..60),
+        1_u64..4096,
+    )
+        .prop_map(
+            |(status, seconds, failures, refusals, deleted_at, memory)| Fate {
+                status,
+                seconds,
+                failures,
+                refusals,
+                deleted_at,
+                memory,
+            },
+        )
+}
+
+fn story() -> impl Strategy<Value = Story> {
+    (
+        prop::collection::vec(fate(), 0..10),
+        (1_usize..5, 1_usize..5, 1_usize..5, 1_usize..5),
+        prop::option::of(1_i32..6),
+        1_i32..4,
+        prop::option::weighted(0.15, prop::sample::select(vec!["10s", "1m"])),
+        prop::option::weighted(0.2, 0_i64..60),
+        prop::collection::vec(0_i64..120, 0..5),
+        prop::option::weighted(0.2, (0_i64..30, 31_i64..90)),
+        1_usize..4,
+    )
+        .prop_map(
+            |(
+                fates,
+                limits,
+                parallelism,
+                attempts,
+                deadline,
+                cancel_at,
+                mut deaths,
+                silence,
+                targets,
+            )| {
+                deaths.sort_unstable();
+                let (source, target, zone, cluster) = limits;
+                Story {
+                    fates,
+                    limits: Limits {
+                        source,
+                        target,
+                        zone,
+                        cluster,
+                    },
+                    parallelism,
+                    attempts,
+                    deadline,
+                    cancel_at,
+                    deaths,
+                    silence,
+                    targets,
+                }
+            },
+        )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 120, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_story_has_an_end(story in story()) {
+        let told = story.clone();
+        let mut nova = FakeNova::new(story);
+        let over = nova.play();
+        let status = nova.eviction.status.clone().unwrap_or_default();
+        prop_assert!(over, "no end: {status:#?}");
+
+        // Limits.
+        let limit = [told.limits.source, told.limits.zone, told.limits.cluster]
+            .into_iter()
+            .chain(told.parallelism.and_then(|most| usize::try_from(most).ok()))
+            .min()
+            .unwrap_or(0);
+        prop_assert!(nova.most <= limit, "{} under way, {limit} allowed", nova.most);
+        prop_assert!(nova.most_to_one <= told.limits.target);
+        // Only one who died may ask again for what is under way.
+        if told.deaths.is_empty() && told.silence.is_none() {
+            prop_assert_eq!(nova.doubled, 0);
+        }
+
+        // What is said is so.
+        let here: Vec<&String> = nova
+            .servers
+            .iter()
+            .filter(|(_, (server, _))| server.host.as_deref() == Some(HOST))
+            .map(|(id, _)| id)
+            .collect();
+        prop_assert!(nova.ends.is_empty(), "something is still under way: {status:#?}");
+        let outcome = status.outcome.unwrap();
+        if outcome == Outcome::Succeeded {
+            prop_assert!(here.is_empty(), "{here:?} {status:#?}");
+        }
+        for row in &status.instances {
+            prop_assert!(!matches!(row.state, InstanceState::Pending | InstanceState::Moving | InstanceState::Blocked));
+            let is_here = here.contains(&&row.id);
+            let said_away = matches!(row.state, InstanceState::Moved | InstanceState::Gone);
+            // One that its owner deletes may be gone since it was looked at.
+            if is_here {
+                prop_assert!(!said_away, "{row:?}");
+            }
+            prop_assert!(row.attempt.unwrap_or(0) <= told.attempts, "{row:?}");
+        }
+        match outcome {
+            Outcome::Cancelled => prop_assert!(told.cancel_at.is_some()),
+            Outcome::TimedOut => prop_assert!(told.deadline.is_some()),
+            Outcome::Succeeded | Outcome::PartiallyFailed | Outcome::Failed => {}
+        }
+    }
+
+    #[test]
+    fn one_that_cannot_move_holds_up_nobody(mut fates in prop::collection::vec(fate(), 1..8), stuck in 0_usize..8) {
+        for fate in &mut fates {
+            fate.status = "ACTIVE";
+            fate.failures = 0;
+            fate.refusals = 0;
+            fate.deleted_at = None;
+        }
+        let stuck = stuck % fates.len();
+        fates[stuck].failures = 99;
+        let count = fates.len();
+        let mut nova = FakeNova::new(Story {
+            fates,
+            limits: Limits { source: 2, target: 4, zone: 8, cluster: 8 },
+            parallelism: None,
+            attempts: 3,
+            deadline: None,
+            cancel_at: None,
+            deaths: Vec::new(),
+            silence: None,
+            targets: 2,
+        });
+        prop_assert!(nova.play());
+        let status = nova.eviction.status.clone().unwrap();
+        let counts = status.counts.unwrap();
+        prop_assert_eq!(usize::try_from(counts.moved).unwrap(), count - 1, "{:#?}", status);
+        prop_assert_eq!(counts.failed, 1);
+        let outcome = if count == 1 { Outcome::Failed } else { Outcome::PartiallyFailed };
+        prop_assert_eq!(status.outcome, Some(outcome));
+    }
+}

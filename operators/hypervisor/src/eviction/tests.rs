@@ -1,0 +1,916 @@
+//! Verdicts and decisions, one at a time.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use cobalt_api::conditions::{self, EvictionCondition, Reason, Status};
+use cobalt_api::eviction::{
+    Eviction, EvictionInstance, EvictionSpec, EvictionStatus, InstanceState, Method, Outcome,
+    Strategy, Verdict,
+};
+use cobalt_api::names::finalizers;
+use cobalt_openstack::compute::{ComputeService, Server};
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use serde_json::{Value, json};
+
+use super::budget::Room;
+use super::decide::{Decision, decide};
+use super::seen::{
+    Action, Asked, Group, MoveMethod, Policy, Reads, Seen, Source, Stalled, Transfer, Trouble,
+};
+use super::verdict::{judge, priority};
+use crate::fleet::Identity;
+use crate::host::Read;
+
+const HOST: &str = "source";
+
+fn now() -> Timestamp {
+    Timestamp::from_second(1_700_000_000).unwrap()
+}
+
+fn ago(seconds: i64) -> Timestamp {
+    now() - SignedDuration::from_secs(seconds)
+}
+
+#[allow(clippy::needless_pass_by_value, reason = "callers write it in place")]
+fn server(id: &str, more: Value) -> Server {
+    let mut all = json!({
+        "id": id, "name": format!("name-{id}"), "status": "ACTIVE",
+        "OS-EXT-SRV-ATTR:host": HOST, "flavor": { "ram": 512, "vcpus": 1 },
+    });
+    let object = all.as_object_mut().unwrap();
+    object.extend(more.as_object().unwrap().clone());
+    serde_json::from_value(all).unwrap()
+}
+
+fn read<T>(value: T) -> Option<Read<T>> {
+    Some(Read { at: now(), value })
+}
+
+/// Everything was read, and these servers are there.
+fn reads(servers: Vec<Server>) -> Reads {
+    let hosts = vec!["t1".to_owned(), "t2".to_owned()];
+    let targets = servers.iter().map(|one| (one.id.clone(), hosts.clone()));
+    Reads {
+        targets: read(Ok(targets.collect())),
+        migrations: read(Vec::new()),
+        servers: read(servers),
+        ..Reads::default()
+    }
+}
+
+fn seen(reads: Reads, status: EvictionStatus) -> Seen {
+    let spec = EvictionSpec {
+        hypervisor: HOST.to_owned(),
+        reason: "a test".to_owned(),
+        ..EvictionSpec::default()
+    };
+    let mut eviction = Eviction::new(HOST, spec);
+    eviction.metadata.finalizers = Some(vec![finalizers::EVICTION_IN_FLIGHT.to_owned()]);
+    eviction.status = Some(status);
+    let service: ComputeService = serde_json::from_value(json!({
+        "id": "service", "binary": "nova-compute", "host": HOST,
+        "status": "disabled", "state": "up",
+    }))
+    .unwrap();
+    let policy = Policy::default();
+    Seen {
+        eviction: Arc::new(eviction),
+        source: Source {
+            exists: true,
+            identity: Ok(Some(Identity {
+                host: HOST.to_owned(),
+                service: service.into(),
+                hypervisor_id: Some("provider".to_owned()),
+            })),
+            was_registered: true,
+        },
+        reads,
+        taken: BTreeMap::new(),
+        room: Room::free(policy.limits),
+        policy: Arc::new(policy),
+    }
+}
+
+fn change(seen: &mut Seen, how: impl FnOnce(&mut Eviction)) {
+    how(Arc::make_mut(&mut seen.eviction));
+}
+
+fn running(rows: Vec<EvictionInstance>) -> EvictionStatus {
+    EvictionStatus {
+        started_at: Some(Time(ago(60))),
+        instances: rows,
+        ..EvictionStatus::default()
+    }
+}
+
+fn moving(id: &str) -> EvictionInstance {
+    EvictionInstance {
+        state: InstanceState::Moving,
+        since: Some(Time(ago(10))),
+        deadline: Some(Time(now() + SignedDuration::from_secs(600))),
+        attempt: Some(1),
+        method: Some(Method::Live),
+        after_migration_id: Some(5),
+        ..EvictionInstance::new(id)
+    }
+}
+
+fn migration(id: i64, server: &str, status: &str) -> cobalt_openstack::compute::Migration {
+    serde_json::from_value(json!({
+        "id": id, "instance_uuid": server, "status": status, "migration_type": "live-migration",
+        "source_compute": HOST, "dest_compute": "t1",
+    }))
+    .unwrap()
+}
+
+fn row<'a>(decision: &'a Decision, id: &str) -> &'a EvictionInstance {
+    let mut rows = decision.status.instances.iter();
+    rows.find(|row| row.id == id).unwrap()
+}
+
+#[test]
+fn verdicts() {
+    for (more, verdict, method, reason) in [
+        (json!({}), Verdict::Movable, Some(Method::Live), None),
+        (
+            json!({ "status": "PAUSED" }),
+            Verdict::Movable,
+            Some(Method::Live),
+            None,
+        ),
+        (
+            json!({ "status": "SHUTOFF" }),
+            Verdict::MovableCold,
+            Some(Method::Cold),
+            None,
+        ),
+        (
+            json!({ "status": "SHELVED" }),
+            Verdict::MovableCold,
+            Some(Method::Offload),
+            None,
+        ),
+        (
+            json!({ "status": "SUSPENDED" }),
+            Verdict::Blocked,
+            None,
+            Some("UnsupportedState"),
+        ),
+        (
+            json!({ "status": "RESCUE" }),
+            Verdict::Blocked,
+            None,
+            Some("UnsupportedState"),
+        ),
+        (
+            json!({ "status": "SOMETHING_NEW" }),
+            Verdict::Blocked,
+            None,
+            Some("UnsupportedState"),
+        ),
+        (
+            json!({ "status": "ERROR" }),
+            Verdict::Blocked,
+            None,
+            Some("InError"),
+        ),
+        (
+            json!({ "status": "BUILD" }),
+            Verdict::Unknown,
+            None,
+            Some("TaskInProgress"),
+        ),
+        (
+            json!({ "status": "RESIZE" }),
+            Verdict::Unknown,
+            None,
+            Some("TaskInProgress"),
+        ),
+        (
+            json!({ "status": "VERIFY_RESIZE" }),
+            Verdict::Unknown,
+            None,
+            Some("TaskInProgress"),
+        ),
+        (
+            json!({ "OS-EXT-STS:task_state": "deleting" }),
+            Verdict::Unknown,
+            None,
+            Some("TaskInProgress"),
+        ),
+        (
+            json!({ "locked": true }),
+            Verdict::Movable,
+            Some(Method::Live),
+            Some("Locked"),
+        ),
+        (
+            json!({ "flavor": { "ram": 1, "extra_specs": { "pci_passthrough:alias": "gpu:1" } } }),
+            Verdict::Blocked,
+            None,
+            Some("PassthroughDevice"),
+        ),
+        (
+            json!({ "flavor": { "ram": 1, "extra_specs": { "resources:VGPU": "1" } } }),
+            Verdict::Blocked,
+            None,
+            Some("PassthroughDevice"),
+        ),
+        (
+            json!({ "status": "SHUTOFF",
+                    "flavor": { "ram": 1, "extra_specs": { "pci_passthrough:alias": "gpu:1" } } }),
+            Verdict::MovableCold,
+            Some(Method::Cold),
+            None,
+        ),
+        (
+            json!({ "flavor": { "ram": 1, "disk": 20 } }),
+            Verdict::Movable,
+            Some(Method::Live),
+            Some("LocalStorage"),
+        ),
+    ] {
+        let server = server("a", more.clone());
+        let judged = judge(
+            &server,
+            &EvictionInstance::new("a"),
+            &reads(vec![server.clone()]),
+        );
+        assert_eq!(judged.preflight.verdict, verdict, "{more}");
+        assert_eq!(judged.method, method, "{more}");
+        let first = judged
+            .preflight
+            .reasons
+            .first()
+            .map(|one| one.reason.as_str());
+        assert_eq!(first, reason, "{more}");
+        // Whoever reads it knows what to do.
+        assert!(
+            judged
+                .preflight
+                .reasons
+                .iter()
+                .all(|one| one.message.is_some()),
+            "{more}"
+        );
+    }
+}
+
+#[test]
+fn verdicts_by_room_and_group() {
+    let judged = |reads: &Reads, row: &EvictionInstance| {
+        let judged = judge(&server("a", json!({})), row, reads);
+        let reasons: Vec<String> = judged
+            .preflight
+            .reasons
+            .iter()
+            .map(|one| one.reason.clone())
+            .collect();
+        (judged.preflight.verdict, judged.preflight.hosts, reasons)
+    };
+    let plain = EvictionInstance::new("a");
+    let all = vec![server("a", json!({})), server("b", json!({}))];
+    let mut reads = reads(all);
+    assert_eq!(judged(&reads, &plain), (Verdict::Movable, Some(2), vec![]));
+
+    let failed = EvictionInstance {
+        avoid: vec!["t1".to_owned(), "t2".to_owned()],
+        ..plain.clone()
+    };
+    assert_eq!(judged(&reads, &failed).2, ["NoValidHost"]);
+
+    let group = |together| Group {
+        name: "g".to_owned(),
+        together,
+        members: ["a".to_owned(), "b".to_owned()].into(),
+    };
+    reads.groups = vec![group(true)];
+    assert_eq!(
+        judged(&reads, &plain),
+        (Verdict::Blocked, None, vec!["AffinityGroup".to_owned()])
+    );
+    reads.groups = vec![group(false)];
+    assert_eq!(judged(&reads, &plain).0, Verdict::Movable);
+    reads.groups.clear();
+
+    reads.targets = read(Ok([("a".to_owned(), Vec::new())].into()));
+    assert_eq!(
+        judged(&reads, &plain),
+        (Verdict::Blocked, Some(0), vec!["NoCapacity".to_owned()])
+    );
+    reads.targets = read(Err("away".to_owned()));
+    assert_eq!(
+        judged(&reads, &plain).0,
+        Verdict::Unknown,
+        "it is tried all the same"
+    );
+    assert!(
+        judge(&server("a", json!({})), &plain, &reads)
+            .method
+            .is_some()
+    );
+}
+
+#[test]
+fn priorities() {
+    for (more, expected) in [
+        (json!({}), 0),
+        (
+            json!({ "metadata": { "cobalt:eviction_priority": "7" } }),
+            7,
+        ),
+        (
+            json!({ "metadata": { "cobalt:eviction_priority": "soon" } }),
+            0,
+        ),
+        (
+            json!({ "flavor": { "extra_specs": { "cobalt:ha_priority": "3" } } }),
+            3,
+        ),
+    ] {
+        assert_eq!(priority(&server("a", more.clone())), expected, "{more}");
+    }
+}
+
+#[test]
+fn what_is_important_goes_first_and_then_what_is_small() {
+    let large = server("a", json!({ "flavor": { "ram": 4096 } }));
+    let small = server("b", json!({ "flavor": { "ram": 64 } }));
+    let first =
+        json!({ "flavor": { "ram": 8192 }, "metadata": { "cobalt:eviction_priority": "1" } });
+    let all = vec![large, small, server("c", first)];
+    let mut seen = seen(reads(all), running(Vec::new()));
+    change(&mut seen, |eviction| eviction.spec.parallelism = Some(2));
+    let decision = decide(&seen, now());
+    let states: Vec<_> = decision
+        .status
+        .instances
+        .iter()
+        .map(|row| (row.id.as_str(), row.state))
+        .collect();
+    assert_eq!(
+        states,
+        [
+            ("a", InstanceState::Pending),
+            ("b", InstanceState::Moving),
+            ("c", InstanceState::Moving)
+        ]
+    );
+    let asked = decision
+        .actions
+        .iter()
+        .filter(|one| matches!(one, Action::Move { .. }));
+    assert_eq!(asked.count(), 2);
+    let row = row(&decision, "c");
+    assert_eq!((row.attempt, row.migration_id), (Some(1), None));
+    assert!(
+        row.deadline.is_some(),
+        "the intent is complete before it is carried out"
+    );
+    assert_eq!(
+        decision.status.outstanding_ram_mb,
+        Some(4096 + 64 + 8192),
+        "W41"
+    );
+}
+
+#[test]
+fn nothing_begins_before_its_time() {
+    let fresh = EvictionStatus::default;
+    let servers = || reads(vec![server("a", json!({}))]);
+
+    // The host takes new instances.
+    let mut open = seen(servers(), fresh());
+    if let Ok(Some(identity)) = &mut open.source.identity {
+        identity.service.status = cobalt_openstack::compute::ServiceStatus::Enabled;
+    }
+    let decision = decide(&open, now());
+    assert_eq!(
+        decision.status.waiting_for.as_ref().unwrap().reason,
+        "HostDisabled"
+    );
+    assert!(decision.status.started_at.is_none() && decision.actions.is_empty());
+    let preflight = conditions::status(
+        &decision.status.conditions,
+        EvictionCondition::PreflightChecksSucceeded,
+    );
+    assert_eq!(preflight, Some(Status::False));
+
+    // One instance alone may leave it, and a plan may be made.
+    let mut one = open.clone();
+    change(&mut one, |eviction| {
+        eviction.spec.instances = vec!["a".to_owned()];
+    });
+    assert!(decide(&one, now()).status.started_at.is_some());
+    let mut plan = open.clone();
+    change(&mut plan, |eviction| eviction.spec.dry_run = Some(true));
+    let decision = decide(&plan, now());
+    assert!(decision.status.started_at.is_some());
+
+    // It cannot disappear unnoticed.
+    let mut free = seen(servers(), running(Vec::new()));
+    change(&mut free, |eviction| eviction.metadata.finalizers = None);
+    let decision = decide(&free, now());
+    assert!(decision.actions.contains(&Action::Hold));
+    assert!(
+        !decision
+            .actions
+            .iter()
+            .any(|one| matches!(one, Action::Move { .. }))
+    );
+
+    // Evacuation is not this.
+    let mut dead = seen(servers(), fresh());
+    change(&mut dead, |eviction| {
+        eviction.spec.strategy = Some(Strategy::Evacuate);
+    });
+    let decision = decide(&dead, now());
+    assert_eq!(decision.status.outcome, Some(Outcome::Failed));
+    let said = conditions::find(&decision.status.conditions, EvictionCondition::Evicting).unwrap();
+    assert!(said.message.contains("LiveMigrate"), "{}", said.message);
+}
+
+#[test]
+fn w1_a_host_that_nova_lost_is_no_success() {
+    let mut lost = seen(Reads::default(), EvictionStatus::default());
+    lost.source.identity = Ok(None);
+    let decision = decide(&lost, now());
+    assert_eq!(decision.status.outcome, Some(Outcome::Failed));
+    let reason = conditions::reason(&decision.status.conditions, EvictionCondition::Evicting);
+    assert_eq!(reason, Some(Reason::Failed));
+    lost.source.was_registered = false;
+    assert_eq!(
+        decide(&lost, now()).status.outcome,
+        Some(Outcome::Succeeded)
+    );
+}
+
+#[test]
+fn w3_the_host_is_empty_when_it_was_read_so_twice() {
+    let mut moved = moving("a");
+    moved.state = InstanceState::Moved;
+    let mut empty = seen(reads(Vec::new()), running(vec![moved]));
+    empty.reads.empty = 1;
+    assert_eq!(decide(&empty, now()).status.outcome, None);
+    empty.reads.empty = 2;
+    let decision = decide(&empty, now());
+    assert_eq!(decision.status.outcome, Some(Outcome::Succeeded));
+    assert!(decision.actions.contains(&Action::Release));
+    // One that came in the meantime is included.
+    empty.reads.servers = read(vec![server("late", json!({}))]);
+    let decision = decide(&empty, now());
+    assert_eq!(decision.status.outcome, None);
+    assert_eq!(row(&decision, "late").state, InstanceState::Moving);
+}
+
+#[test]
+fn after_a_crash_nova_says_what_came_of_it() {
+    let here = |more| reads(vec![server("a", more)]);
+    let moves = |decision: &Decision| {
+        decision
+            .actions
+            .iter()
+            .any(|one| matches!(one, Action::Move { .. }))
+    };
+
+    // Nova was never asked.
+    let decision = decide(&seen(here(json!({})), running(vec![moving("a")])), now());
+    assert!(moves(&decision));
+    assert_eq!(row(&decision, "a").attempt, Some(1), "the same attempt");
+
+    // Nova is at it, and has no migration yet.
+    let busy = json!({ "status": "MIGRATING", "OS-EXT-STS:task_state": "migrating" });
+    let decision = decide(&seen(here(busy), running(vec![moving("a")])), now());
+    assert!(!moves(&decision));
+
+    // It has one: of this attempt, and not of an earlier one.
+    let mut followed = seen(here(json!({})), running(vec![moving("a")]));
+    followed.reads.migrations = read(vec![migration(5, "a", "error")]);
+    assert!(moves(&decide(&followed, now())));
+    followed.reads.migrations = read(vec![
+        migration(6, "a", "running"),
+        migration(5, "a", "error"),
+    ]);
+    let decision = decide(&followed, now());
+    assert!(!moves(&decision));
+    assert_eq!(
+        (
+            row(&decision, "a").migration_id,
+            row(&decision, "a").to.as_deref()
+        ),
+        (Some(6), Some("t1"))
+    );
+
+    // It is over.
+    followed.reads.migrations = read(vec![migration(6, "a", "completed")]);
+    assert_eq!(
+        row(&decide(&followed, now()), "a").state,
+        InstanceState::Moved
+    );
+}
+
+#[test]
+fn w5_what_fails_later_says_why_and_is_tried_elsewhere() {
+    let mut failed = seen(
+        reads(vec![server("a", json!({}))]),
+        running(vec![moving("a")]),
+    );
+    failed.reads.migrations = read(vec![migration(6, "a", "error")]);
+    let request_id = Some("req-1".to_owned());
+    failed.reads.asked.insert(
+        "a".to_owned(),
+        Asked::Accepted {
+            at: ago(5),
+            request_id,
+        },
+    );
+    let decision = decide(&failed, now());
+    let wanted = Action::ReadReason {
+        server: "a".to_owned(),
+        request: "req-1".to_owned(),
+    };
+    assert!(decision.actions.contains(&wanted), "{:?}", decision.actions);
+    failed
+        .reads
+        .reasons
+        .insert("req-1".to_owned(), Some("the cable is cut".to_owned()));
+    let decision = decide(&failed, now());
+    let after = row(&decision, "a");
+    assert_eq!(after.state, InstanceState::Pending);
+    assert_eq!(after.error.as_deref(), Some("the cable is cut"));
+    assert_eq!(after.avoid, ["t1"]);
+    assert_eq!(
+        decision.status.waiting_for.as_ref().unwrap().reason,
+        "NextAttempt"
+    );
+
+    // In a moment.
+    change(&mut failed, |eviction| {
+        eviction.status = Some(decision.status.clone());
+    });
+    let later = now() + SignedDuration::from_secs(6);
+    failed.reads.servers.as_mut().unwrap().at = later;
+    let decision = decide(&failed, later);
+    let wanted = Action::Move {
+        server: "a".to_owned(),
+        method: MoveMethod::Live,
+        target: Some("t2".to_owned()),
+    };
+    assert!(decision.actions.contains(&wanted), "{:?}", decision.actions);
+    assert_eq!(row(&decision, "a").after_migration_id, Some(6));
+}
+
+#[test]
+fn an_error_that_a_move_left_behind_is_repaired_when_the_guest_runs() {
+    let mut tried = moving("a");
+    tried.state = InstanceState::Pending;
+    let broken = || reads(vec![server("a", json!({ "status": "ERROR" }))]);
+    let mut seen = seen(broken(), running(vec![tried.clone()]));
+    assert!(decide(&seen, now()).actions.contains(&Action::ReadRunning));
+    seen.reads.running = read(BTreeSet::from(["a".to_owned()]));
+    let repair = Action::Repair {
+        server: "a".to_owned(),
+    };
+    assert!(decide(&seen, now()).actions.contains(&repair));
+
+    // Nobody sees it running: it is left alone.
+    seen.reads.running = read(BTreeSet::new());
+    let decision = decide(&seen, now());
+    assert!(!decision.actions.contains(&repair));
+    assert_eq!(row(&decision, "a").state, InstanceState::Blocked);
+
+    // One that was never moved has another story.
+    change(&mut seen, |eviction| {
+        eviction.status = Some(running(Vec::new()));
+    });
+    seen.reads.running = read(BTreeSet::from(["a".to_owned()]));
+    assert!(!decide(&seen, now()).actions.contains(&repair));
+
+    // Somebody does not want it.
+    change(&mut seen, |eviction| {
+        eviction.status = Some(running(vec![tried]));
+    });
+    seen.policy = Arc::new(Policy {
+        reset_errors: false,
+        ..Policy::default()
+    });
+    assert!(!decide(&seen, now()).actions.contains(&repair));
+}
+
+#[test]
+fn w6_one_that_takes_too_long_is_aborted() {
+    let mut row_late = moving("a");
+    row_late.deadline = Some(Time(ago(1)));
+    let mut late = seen(reads(vec![server("a", json!({}))]), running(vec![row_late]));
+    late.reads.migrations = read(vec![migration(6, "a", "running")]);
+    let abort = Action::Abort {
+        server: "a".to_owned(),
+        migration: 6,
+    };
+    let decision = decide(&late, now());
+    assert!(decision.actions.contains(&abort));
+    assert!(row(&decision, "a").error.is_some());
+
+    // Nova cannot: that is said, and its end is awaited.
+    let refused = Some("400: not now".to_owned());
+    late.reads.aborts.insert(
+        "a".to_owned(),
+        Read {
+            at: now(),
+            value: refused,
+        },
+    );
+    let decision = decide(&late, now());
+    assert!(!decision.actions.contains(&abort), "not at once again");
+    assert!(
+        row(&decision, "a")
+            .error
+            .as_ref()
+            .unwrap()
+            .contains("400: not now")
+    );
+    assert_eq!(row(&decision, "a").state, InstanceState::Moving);
+}
+
+#[test]
+fn one_that_does_not_converge_gets_what_the_policy_says() {
+    let mut stalled = seen(
+        reads(vec![server("a", json!({}))]),
+        running(vec![moving("a")]),
+    );
+    stalled.reads.migrations = read(vec![migration(6, "a", "running")]);
+    let transfer = Transfer {
+        at: now(),
+        remaining: 500,
+        total: 1000,
+        lowest: (400, ago(200)),
+        throttle: None,
+    };
+    stalled.reads.transfers.insert("a".to_owned(), transfer);
+    let does = |seen: &Seen, policy: Stalled| {
+        let mut seen = seen.clone();
+        seen.policy = Arc::new(Policy {
+            stalled: policy,
+            ..Policy::default()
+        });
+        let actions = decide(&seen, now()).actions;
+        let has = |wanted: &str| actions.iter().any(|one| one.name() == wanted);
+        (has("force-complete"), has("abort"))
+    };
+    assert_eq!(does(&stalled, Stalled::Wait), (false, false));
+    assert_eq!(does(&stalled, Stalled::ForceComplete), (true, false));
+    assert_eq!(does(&stalled, Stalled::Abort), (false, true));
+    stalled.reads.forced.insert("a".to_owned());
+    assert_eq!(
+        does(&stalled, Stalled::ForceComplete),
+        (false, false),
+        "once"
+    );
+    let decision = decide(&stalled, now());
+    assert_eq!(row(&decision, "a").progress, Some(50));
+}
+
+#[test]
+fn a_cancelled_eviction_aborts_and_leaves_the_rest() {
+    let rows = vec![moving("a"), EvictionInstance::new("b")];
+    let servers = vec![
+        server("a", json!({ "status": "MIGRATING" })),
+        server("b", json!({})),
+    ];
+    let mut cancelled = seen(reads(servers), running(rows));
+    cancelled.reads.migrations = read(vec![migration(6, "a", "running")]);
+    change(&mut cancelled, |eviction| eviction.spec.cancel = Some(true));
+    let decision = decide(&cancelled, now());
+    assert!(decision.actions.contains(&Action::Abort {
+        server: "a".to_owned(),
+        migration: 6
+    }));
+    assert_eq!(row(&decision, "b").state, InstanceState::Cancelled);
+    assert_eq!(
+        decision.status.outcome, None,
+        "the end of the abort is awaited"
+    );
+    cancelled.reads.migrations = read(vec![migration(6, "a", "cancelled")]);
+    cancelled.reads.servers = read(vec![server("a", json!({})), server("b", json!({}))]);
+    let decision = decide(&cancelled, now());
+    assert_eq!(
+        decision.status.outcome, None,
+        "what the abort has left is looked at"
+    );
+    change(&mut cancelled, |eviction| {
+        eviction.status = Some(decision.status.clone());
+    });
+    let later = now() + SignedDuration::from_secs(1);
+    cancelled.reads.servers.as_mut().unwrap().at = later;
+    assert_eq!(
+        decide(&cancelled, later).status.outcome,
+        Some(Outcome::Cancelled)
+    );
+}
+
+#[test]
+fn a_dead_host_is_waited_for_and_given_up() {
+    let mut dead = seen(
+        reads(vec![server("a", json!({}))]),
+        running(vec![EvictionInstance::new("a")]),
+    );
+    if let Ok(Some(identity)) = &mut dead.source.identity {
+        identity.service.state = cobalt_openstack::compute::ServiceState::Down;
+    }
+    let decision = decide(&dead, now());
+    assert_eq!(
+        decision.status.waiting_for.as_ref().unwrap().reason,
+        "HostDown"
+    );
+    assert!(
+        !decision
+            .actions
+            .iter()
+            .any(|one| matches!(one, Action::Move { .. }))
+    );
+    change(&mut dead, |eviction| {
+        eviction.status = Some(decision.status.clone());
+    });
+    let decision = decide(&dead, now() + SignedDuration::from_mins(11));
+    assert_eq!(decision.status.outcome, Some(Outcome::Failed));
+    assert!(row(&decision, "a").error.as_ref().unwrap().contains("down"));
+}
+
+#[test]
+fn what_another_eviction_has_in_hand_is_left_to_it() {
+    let mut second = seen(reads(vec![server("a", json!({}))]), running(Vec::new()));
+    second.taken.insert("a".to_owned(), "first".to_owned());
+    let decision = decide(&second, now());
+    assert!(
+        !decision
+            .actions
+            .iter()
+            .any(|one| matches!(one, Action::Move { .. }))
+    );
+    assert_eq!(
+        decision.status.waiting_for.as_ref().unwrap().reason,
+        "OtherEviction"
+    );
+}
+
+#[test]
+fn nothing_is_concluded_while_nova_is_away() {
+    let mut away = seen(reads(Vec::new()), running(vec![moving("a")]));
+    away.reads.trouble = Some(Trouble {
+        text: "503".to_owned(),
+        count: 1,
+        retry_at: now() + SignedDuration::from_secs(4),
+    });
+    let decision = decide(&away, now());
+    assert!(decision.actions.is_empty());
+    assert_eq!(decision.status.waiting_for.as_ref().unwrap().reason, "Nova");
+    assert_eq!(row(&decision, "a").state, InstanceState::Moving);
+    assert_eq!(decision.wake, Some(now() + SignedDuration::from_secs(4)));
+}
+
+#[test]
+fn what_has_not_changed_is_not_said_anew() {
+    let mut same = seen(
+        reads(vec![server("a", json!({}))]),
+        running(vec![moving("a")]),
+    );
+    same.reads.migrations = read(vec![migration(6, "a", "running")]);
+    same.reads.asked.insert(
+        "a".to_owned(),
+        Asked::Accepted {
+            at: ago(5),
+            request_id: None,
+        },
+    );
+    let first = decide(&same, now());
+    change(&mut same, |eviction| {
+        eviction.status = Some(first.status.clone());
+    });
+    let second = decide(&same, now() + SignedDuration::from_millis(700));
+    assert_eq!(first.status, second.status);
+}
+
+/// A failed or aborted live migration leaves ERROR behind, which an older list does not show.
+#[test]
+fn after_a_failed_attempt_the_server_is_looked_at_anew() {
+    let tried = EvictionInstance {
+        since: Some(Time(ago(6))),
+        attempt: Some(1),
+        ..EvictionInstance::new("a")
+    };
+    let list = Action::ReadServers {
+        host: HOST.to_owned(),
+    };
+    let moves = |action: &Action| matches!(action, Action::Move { .. });
+    // The end of the attempt is kept as a full second: a list of that second may be older.
+    for (listed, is_new) in [(ago(6), false), (ago(5), true)] {
+        let mut reads = reads(vec![server("a", json!({}))]);
+        reads.servers.as_mut().unwrap().at = listed;
+        let decision = decide(&seen(reads, running(vec![tried.clone()])), now());
+        assert_eq!(decision.actions.contains(&list), !is_new, "{decision:#?}");
+        assert_eq!(decision.actions.iter().any(moves), is_new, "{decision:#?}");
+    }
+}
+
+/// A drain with moves that took so many seconds each, and others that Nova took so many
+/// milliseconds ago; migrations were read just now.
+fn underway(took: &[i64], asked: &[i64]) -> Seen {
+    let mut rows = Vec::new();
+    let mut migrations = Vec::new();
+    let mut taken = BTreeMap::new();
+    for (id, milliseconds) in (100..).zip(asked) {
+        let name = format!("m{id}");
+        let at = now() - SignedDuration::from_millis(*milliseconds);
+        migrations.insert(0, migration(id, &name, "running"));
+        taken.insert(
+            name.clone(),
+            Asked::Accepted {
+                at,
+                request_id: None,
+            },
+        );
+        rows.push(moving(&name));
+    }
+    for (id, seconds) in (6..100).rev().zip(took) {
+        let name = format!("d{id}");
+        let mut ended = migration(id, &name, "completed");
+        ended.created_at = Some(ago(*seconds));
+        ended.updated_at = Some(now());
+        migrations.push(ended);
+        rows.push(EvictionInstance {
+            state: InstanceState::Moved,
+            since: Some(Time(now())),
+            migration_id: Some(id),
+            ..EvictionInstance::new(name)
+        });
+    }
+    let mut seen = seen(reads(vec![server("m100", json!({}))]), running(rows));
+    seen.reads.migrations = read(migrations);
+    seen.reads.asked = taken;
+    seen
+}
+
+#[test]
+fn migrations_are_looked_at_when_they_should_be_at_their_end() {
+    for (what, took, asked, wait) in [
+        ("nothing is known", &[][..], &[0][..], 1250),
+        ("one is overdue: not at once again", &[2], &[9000], 1000),
+        ("a little later than usual", &[2], &[0], 2500),
+        ("the mean counts", &[1, 2, 1, 2], &[0], 1875),
+        ("a quick one is not overlooked", &[60], &[0], 5500),
+        ("one alone that takes long", &[60], &[20_000], 5000),
+        ("others go on meanwhile", &[1], &[9000, 9000, 9000], 1300),
+        ("many", &[1], &[9000; 12], 1600),
+        ("many that take long", &[9], &[9000; 12], 3000),
+        ("the first of them", &[3], &[2000, 0], 1500),
+    ] {
+        let decision = decide(&underway(took, asked), now());
+        let wake = decision.wake.unwrap().duration_since(now());
+        assert_eq!(wake, SignedDuration::from_millis(wait), "{what}");
+        let looks = |one: &Action| matches!(one, Action::ReadMigrations { .. });
+        assert!(!decision.actions.iter().any(looks), "{what}");
+    }
+}
+
+#[test]
+fn only_the_newest_moves_say_how_long_one_takes() {
+    let took = [[2; 8].as_slice(), &[60; 8]].concat();
+    let decision = decide(&underway(&took, &[0]), now());
+    let wake = decision.wake.unwrap().duration_since(now());
+    assert_eq!(wake, SignedDuration::from_millis(2500));
+}
+
+#[test]
+fn a_request_without_an_answer_is_not_looked_at() {
+    let mut seen = underway(&[1], &[0]);
+    seen.reads.asked.insert("m100".to_owned(), Asked::Waiting);
+    let decision = decide(&seen, now() + SignedDuration::from_secs(10));
+    let looks = |one: &Action| matches!(one, Action::ReadMigrations { .. });
+    assert!(!decision.actions.iter().any(looks));
+}
+
+#[test]
+fn a_transfer_that_nova_does_not_tell_is_not_asked_for_again_at_once() {
+    let mut seen = underway(&[], &[25_000]);
+    change(&mut seen, |eviction| {
+        let rows = eviction.status.iter_mut().flat_map(|it| &mut it.instances);
+        rows.for_each(|row| row.since = Some(Time(ago(25))));
+    });
+    let asks = |seen: &Seen, at: Timestamp| {
+        let actions = decide(seen, at).actions;
+        let mut transfers = actions.iter();
+        transfers.any(|one| matches!(one, Action::ReadTransfer { .. }))
+    };
+    assert!(asks(&seen, now()));
+    seen.reads.untold("m100".to_owned(), now());
+    assert!(!asks(&seen, now() + SignedDuration::from_secs(29)));
+    assert!(asks(&seen, now() + SignedDuration::from_secs(30)));
+
+    // It is told later, and has not stalled before that.
+    let later = now() + SignedDuration::from_secs(600);
+    let told = Transfer::next(seen.reads.transfers.get("m100"), later, 50, 100);
+    assert_eq!(told.lowest, (50, later));
+    assert_eq!(told.percent(), Some(50));
+}

@@ -1,0 +1,300 @@
+//! Whether one instance can be moved, and how: by its state in Nova, its devices, its group and the
+//! room that other hosts have.
+
+use std::collections::BTreeMap;
+
+use cobalt_api::eviction::{
+    EvictionInstance, Method, Preflight, PreflightFinding, PreflightReason as Why, Verdict,
+};
+use cobalt_openstack::compute::{MigrationKind, Server, ServerStatus};
+
+use super::seen::{Group, Reads};
+
+/// The key in a server's metadata that says who goes first: a number, higher ones first.
+pub const PRIORITY_KEY: &str = "cobalt:eviction_priority";
+/// The flavor's extra spec for the same, which the agent uses for its own order, too.
+pub const PRIORITY_SPEC: &str = "cobalt:ha_priority";
+
+/// What can be done with an instance now.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Judged {
+    /// For the row.
+    pub preflight: Preflight,
+    /// How it can be moved; `None`: it cannot.
+    pub method: Option<Method>,
+    /// Something is under way that ends by itself: it is looked at again soon.
+    pub passes: bool,
+    /// Its guest may run although Nova says ERROR: the agent knows.
+    pub may_run: bool,
+    /// A cold migration by nobody's wish is left to be confirmed.
+    pub confirm: bool,
+}
+
+/// The priority of a server: higher ones go first.
+#[must_use]
+pub fn priority(server: &Server) -> i32 {
+    let own = server.metadata.get(PRIORITY_KEY);
+    let flavor = server.flavor.extra_specs.get(PRIORITY_SPEC);
+    own.into_iter()
+        .chain(flavor)
+        .find_map(|text| text.trim().parse().ok())
+        .unwrap_or(0)
+}
+
+/// Judges one server. `row` is what was said of it so far.
+#[must_use]
+pub fn judge(server: &Server, row: &EvictionInstance, reads: &Reads) -> Judged {
+    let mut findings = Findings::default();
+    let mut passes = false;
+    let mut may_run = false;
+    let mut confirm = false;
+    let mut method =
+        match &server.status {
+            ServerStatus::Active | ServerStatus::Paused => Some(Method::Live),
+            ServerStatus::Shutoff => Some(Method::Cold),
+            ServerStatus::Shelved => Some(Method::Offload),
+            ServerStatus::Error => {
+                may_run = true;
+                let fault = server.fault.as_ref().map(|fault| fault.message.as_str());
+                findings.add(Why::InError, format!(
+                "Nova says ERROR{}: reset its state if its guest runs, or rebuild or delete it",
+                fault.map(|fault| format!(" ({fault})")).unwrap_or_default(),
+            ));
+                None
+            }
+            ServerStatus::Build => {
+                passes = true;
+                findings.add(Why::TaskInProgress, "it is being built".to_owned());
+                None
+            }
+            ServerStatus::VerifyResize => {
+                // A cold migration has no owner who looks at it before it is confirmed; a resize has.
+                let last = reads
+                    .migrations
+                    .as_ref()
+                    .and_then(|read| read.value.iter().find(|one| one.server == server.id));
+                confirm = last.is_some_and(|last| last.kind == MigrationKind::Cold);
+                passes = true;
+                findings.add(
+                    Why::TaskInProgress,
+                    "a resize waits for its owner: confirm or revert it".to_owned(),
+                );
+                None
+            }
+            ServerStatus::Migrating | ServerStatus::Resize => {
+                passes = true;
+                findings.add(
+                    Why::TaskInProgress,
+                    "somebody else moves or resizes it".to_owned(),
+                );
+                None
+            }
+            ServerStatus::Suspended => {
+                findings.add(
+                    Why::UnsupportedState,
+                    "Nova does not move a suspended server: resume, stop or shelve it".to_owned(),
+                );
+                None
+            }
+            ServerStatus::Rescue => {
+                findings.add(
+                    Why::UnsupportedState,
+                    "Nova does not move a server in rescue: unrescue it".to_owned(),
+                );
+                None
+            }
+            other => {
+                findings.add(
+                    Why::UnsupportedState,
+                    format!("Nova does not move a server that is {}", other.as_str()),
+                );
+                None
+            }
+        };
+    if let Some(task) = server.task_state.as_deref().filter(|task| !task.is_empty()) {
+        passes = true;
+        method = None;
+        if !findings.has(Why::TaskInProgress) {
+            findings.add(Why::TaskInProgress, format!("Nova is busy with it: {task}"));
+        }
+    }
+    if server.locked {
+        // Administrators may; it is told, because its owner asked to be left alone.
+        let why = server
+            .locked_reason
+            .as_deref()
+            .map(|why| format!(" ({why})"));
+        findings.note(
+            Why::Locked,
+            format!(
+                "its owner locked it{}; it is moved all the same",
+                why.unwrap_or_default()
+            ),
+        );
+    }
+    if method == Some(Method::Live)
+        && let Some(device) = passthrough(&server.flavor.extra_specs)
+    {
+        findings.add(
+            Why::PassthroughDevice,
+            format!(
+                "it has a device of its host ({device}): stop it, and it is moved while it is off"
+            ),
+        );
+        method = None;
+    }
+    if method.is_some() && method != Some(Method::Offload) {
+        if let Some(text) = local_disk(server) {
+            findings.note(Why::LocalStorage, text);
+        }
+        if let Some(text) = kept_apart(&server.id, reads) {
+            findings.note(Why::AffinityGroup, text);
+        }
+        if let Some(text) = kept_together(&server.id, reads) {
+            findings.add(Why::AffinityGroup, text);
+            method = None;
+        }
+    }
+    let mut hosts = None;
+    let mut unknown = false;
+    if method.is_some() && method != Some(Method::Offload) {
+        match reads.targets.as_ref().map(|read| &read.value) {
+            Some(Ok(targets)) => {
+                // A server that came later is not in it; Nova will say.
+                let room = targets.get(&server.id);
+                hosts = room.and_then(|room| i32::try_from(room.len()).ok());
+                if room.is_some_and(Vec::is_empty) {
+                    findings.add(
+                        Why::NoCapacity,
+                        format!(
+                            "no other host of its zone has room for {} processors and {} MiB",
+                            server.flavor.vcpus, server.flavor.ram
+                        ),
+                    );
+                    method = None;
+                } else if room.is_some_and(|room| room.iter().all(|host| row.avoid.contains(host)))
+                {
+                    findings.add(
+                        Why::NoValidHost,
+                        format!(
+                            "every host with room has failed to take it: {}",
+                            row.avoid.join(", ")
+                        ),
+                    );
+                    method = None;
+                }
+            }
+            Some(Err(error)) => {
+                unknown = true;
+                findings.note(
+                    Why::CheckFailed,
+                    format!("Placement was not asked: {error}"),
+                );
+            }
+            None => unknown = true,
+        }
+    }
+    let verdict = match method {
+        Some(_) if unknown => Verdict::Unknown,
+        Some(Method::Live) => Verdict::Movable,
+        Some(Method::Cold | Method::Offload) => Verdict::MovableCold,
+        None if passes => Verdict::Unknown,
+        None => Verdict::Blocked,
+    };
+    Judged {
+        preflight: Preflight {
+            verdict,
+            hosts,
+            reasons: findings.0,
+        },
+        method,
+        passes,
+        may_run,
+        confirm,
+    }
+}
+
+#[derive(Default)]
+struct Findings(Vec<PreflightFinding>);
+
+impl Findings {
+    /// What stands in the way comes first.
+    fn add(&mut self, reason: Why, message: String) {
+        self.0.insert(0, finding(reason, message));
+    }
+
+    fn note(&mut self, reason: Why, message: String) {
+        self.0.push(finding(reason, message));
+    }
+
+    fn has(&self, reason: Why) -> bool {
+        self.0.iter().any(|one| one.reason == reason.as_str())
+    }
+}
+
+fn finding(reason: Why, message: String) -> PreflightFinding {
+    PreflightFinding {
+        reason: reason.as_str().to_owned(),
+        message: Some(crate::pass::cut(message, 1024)),
+    }
+}
+
+/// A device of the host that cannot go along while the guest runs.
+fn passthrough(specs: &BTreeMap<String, String>) -> Option<&str> {
+    let pci = specs.get("pci_passthrough:alias");
+    if let Some(alias) = pci.filter(|alias| !alias.is_empty()) {
+        return Some(alias);
+    }
+    let classes = ["resources:VGPU", "resources:PGPU", "resources:FPGA"];
+    classes.into_iter().find(|class| {
+        specs
+            .iter()
+            .any(|(key, amount)| key.starts_with(class) && amount != "0")
+    })
+}
+
+/// What has to be copied if no storage is shared.
+fn local_disk(server: &Server) -> Option<String> {
+    let flavor = &server.flavor;
+    let gib = flavor.disk + flavor.ephemeral;
+    (server.volumes.is_empty() && gib > 0)
+        .then(|| format!("its disks ({gib} GiB) are copied unless the hosts share their storage"))
+}
+
+/// Other servers on this host that it must be together with: none of them can leave alone.
+fn kept_together(id: &str, reads: &Reads) -> Option<String> {
+    let here = &reads.servers.as_ref()?.value;
+    let group = groups_of(id, reads).find(|group| group.together)?;
+    let others: Vec<&str> = here
+        .iter()
+        .filter(|other| other.id != id && group.members.contains(&other.id))
+        .map(|other| other.name.as_str())
+        .collect();
+    (!others.is_empty()).then(|| {
+        format!(
+            "the server group \"{}\" keeps it on one host with {}: stop them and they can be moved \
+             one after the other by hand, or take the rule back",
+            group.name,
+            others.join(", ")
+        )
+    })
+}
+
+/// Servers that it must not share a host with: where they are, the scheduler knows.
+fn kept_apart(id: &str, reads: &Reads) -> Option<String> {
+    let group = groups_of(id, reads).find(|group| !group.together)?;
+    let others = group.members.len().saturating_sub(1);
+    (others > 0).then(|| {
+        format!(
+            "the server group \"{}\" keeps it apart from {others} other servers",
+            group.name
+        )
+    })
+}
+
+fn groups_of<'a>(id: &'a str, reads: &'a Reads) -> impl Iterator<Item = &'a Group> {
+    reads
+        .groups
+        .iter()
+        .filter(move |group| group.members.contains(id))
+}
