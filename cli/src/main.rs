@@ -1,5 +1,6 @@
 //! The `cobalt` command.
 
+mod drain;
 mod onboard;
 
 use std::process::ExitCode;
@@ -21,6 +22,10 @@ enum Command {
     Lab(cobalt_lab::cli::LabArgs),
     /// Hosts on their way into service.
     Onboard(onboard::OnboardArgs),
+    /// Empty hosts: move every instance away, and keep new ones out.
+    Drain(drain::DrainArgs),
+    /// Call a drain off, or put a drained host back into service.
+    Undrain(drain::UndrainArgs),
 }
 
 /// kube logs every refused connection as an error, also while a server is still starting; what
@@ -44,6 +49,8 @@ async fn main() -> ExitCode {
     let done = match Cobalt::parse().command {
         Command::Lab(arguments) => cobalt_lab::cli::run(arguments).await,
         Command::Onboard(arguments) => onboard::run(arguments).await,
+        Command::Drain(arguments) => drain::drain(arguments).await,
+        Command::Undrain(arguments) => drain::undrain(arguments).await,
     };
     match done {
         Ok(code) => code,

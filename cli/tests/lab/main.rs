@@ -6,6 +6,7 @@
 mod bmc;
 mod cloud;
 mod commands;
+mod drain;
 mod faults;
 mod hypervisors;
 mod kubernetes;
