@@ -50,6 +50,11 @@ const SHIPPED: &[Shipped] = &[
         binary: "cobalt-node-agent",
         title: "The node agent of CobaltCore",
     },
+    Shipped {
+        package: "cobalt-ovs-agent",
+        binary: "cobalt-ovs-agent",
+        title: "The OVS agent of CobaltCore",
+    },
 ];
 
 /// Arguments of `cargo xtask images`.

@@ -29,7 +29,6 @@ pub mod inventory;
 pub mod lease;
 pub mod metrics;
 pub mod migrations;
-pub mod pace;
 pub mod report;
 pub mod scrape;
 pub mod secrets;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use cobalt_api::conditions::HypervisorCondition;
 use cobalt_api::hypervisor::{Hypervisor, HypervisorStatus, OperatingSystem, UpdateStatus};
 use cobalt_api::names::FieldManager;
-use cobalt_runtime::{ApplyError, Backoff, Observed, apply_status, chain};
+use cobalt_runtime::{ApplyError, Backoff, Observed, Pace, apply_status, chain};
 use jiff::Timestamp;
 use kube::{Api, ResourceExt};
 use tokio::sync::watch;
@@ -17,7 +17,6 @@ use crate::context::{Context, Statements};
 use crate::inventory::Inventory;
 use crate::lease::Holder;
 use crate::metrics::Metrics;
-use crate::pace::Pace;
 use crate::status::{self, Known};
 
 /// Events come in pairs and more: a start is Resumed and Started. Waiting this long makes one write

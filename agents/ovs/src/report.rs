@@ -1,0 +1,426 @@
+//! The only writer of the OVSNode: makes it, waits until something has changed, and applies the
+//! status if it is not written already.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cobalt_api::names::FieldManager;
+use cobalt_api::ovsnode::{Issue, OvsNode, OvsNodeStatus, Severity};
+use cobalt_ovs::ovsdb::Connection;
+use cobalt_runtime::{
+    ApplyError, Backoff, Health, Note, Observed, Pace, Recorder, apply, apply_status, chain, within,
+};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Node;
+use kube::{Api, Client, Resource, ResourceExt};
+use serde_json::json;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::decide::Snapshot;
+use crate::decide::findings::{Kind, findings};
+use crate::decide::ledger::{Judgement, Ledger};
+use crate::decide::status;
+use crate::metrics::Metrics;
+use crate::observe::Link;
+use crate::observe::counters;
+use crate::observe::daemon::Daemon;
+use crate::observe::flows::Flows;
+use crate::observe::southbound::Southbound;
+use crate::observe::switch::Switch;
+use crate::settings::Settings;
+
+/// Changes come in pairs and more: a port and its interface. Waiting this long makes one write of
+/// them.
+const GATHER: Duration = Duration::from_millis(10);
+/// How long the switch is waited for before the first write.
+const FIRST: Duration = Duration::from_secs(3);
+const DEADLINE: Duration = Duration::from_secs(15);
+/// How long counters are waited for; a database that hangs must not hold up the report of it.
+const COUNTERS: Duration = Duration::from_secs(3);
+const BURST: u32 = 10;
+const EVERY: Duration = Duration::from_millis(500);
+/// Longer than any wait below, and the pulse beats at each turn.
+const TURN: Duration = Duration::from_secs(60);
+
+/// What the report reads. Others may look, too.
+#[derive(Debug, Clone)]
+pub struct Inputs {
+    /// The connection to OVSDB.
+    pub database: watch::Receiver<Link>,
+    /// The switch.
+    pub switch: watch::Receiver<Option<Arc<Switch>>>,
+    /// A connection for questions.
+    pub connection: watch::Receiver<Option<Connection>>,
+    /// ovs-vswitchd.
+    pub vswitchd: watch::Receiver<Daemon>,
+    /// ovsdb-server.
+    pub ovsdb_server: watch::Receiver<Daemon>,
+    /// ovn-controller.
+    pub ovn_controller: watch::Receiver<Daemon>,
+    /// The flows of each bridge.
+    pub flows: watch::Receiver<Arc<Flows>>,
+    /// The southbound database.
+    pub southbound: watch::Receiver<Option<Arc<Southbound>>>,
+    /// Refresh and thresholds.
+    pub settings: watch::Receiver<Settings>,
+    /// The OVSNode.
+    pub node: watch::Receiver<Observed<OvsNode>>,
+}
+
+impl Inputs {
+    /// Waits for a change of any of them. `Err` when their writers have ended.
+    async fn changed(&mut self) -> Result<(), watch::error::RecvError> {
+        tokio::select! {
+            changed = self.database.changed() => changed,
+            changed = self.switch.changed() => changed,
+            changed = self.vswitchd.changed() => changed,
+            changed = self.ovsdb_server.changed() => changed,
+            changed = self.ovn_controller.changed() => changed,
+            changed = self.flows.changed() => changed,
+            changed = self.southbound.changed() => changed,
+            changed = self.settings.changed() => changed,
+            changed = self.node.changed() => changed,
+        }
+    }
+
+    /// What is known now, without the counters.
+    pub fn snapshot(&mut self) -> Snapshot {
+        Snapshot {
+            database: self.database.borrow_and_update().clone(),
+            switch: self.switch.borrow_and_update().clone(),
+            vswitchd: self.vswitchd.borrow_and_update().clone(),
+            ovsdb_server: self.ovsdb_server.borrow_and_update().clone(),
+            ovn_controller: self.ovn_controller.borrow_and_update().clone(),
+            flows: Arc::clone(&self.flows.borrow_and_update()),
+            southbound: self.southbound.borrow_and_update().clone(),
+            counters: None,
+        }
+    }
+
+    /// The switch was read, or is known to be away; and so for its daemons.
+    fn spoke(&self) -> bool {
+        *self.database.borrow() != Link::Unknown
+            && *self.vswitchd.borrow() != Daemon::Unknown
+            && *self.ovsdb_server.borrow() != Daemon::Unknown
+            && *self.ovn_controller.borrow() != Daemon::Unknown
+    }
+}
+
+/// What the report needs beside its inputs.
+#[derive(Clone)]
+pub struct ReportConfig {
+    /// The name of the node, and so of the OVSNode.
+    pub node: Arc<str>,
+    /// Where the OVSNode is.
+    pub namespace: Arc<str>,
+    /// The Kubernetes API.
+    pub client: Client,
+    /// Where issues that come and go are told.
+    pub recorder: Recorder,
+    /// Signs of life.
+    pub health: Health,
+    /// The agent's own metrics.
+    pub metrics: Metrics,
+    /// The issues as they are written, for the metrics.
+    pub issues: watch::Sender<Vec<Issue>>,
+}
+
+impl std::fmt::Debug for ReportConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ReportConfig")
+            .field("node", &self.node)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Runs until it is cancelled.
+pub async fn run(config: ReportConfig, mut inputs: Inputs, cancel: CancellationToken) {
+    let pulse = config.health.pulse("report", TURN * 3);
+    let mut writer = Writer::new(config);
+    let mut backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(10));
+    let first = Instant::now() + FIRST;
+    while !inputs.spoke() && Instant::now() < first {
+        let left = first.saturating_duration_since(Instant::now());
+        let waited = tokio::time::timeout(left, inputs.changed());
+        if !matches!(waited.await, Ok(Ok(()))) {
+            break;
+        }
+    }
+    let mut wait = Duration::ZERO;
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(wait) => {}
+            () = cancel.cancelled() => return,
+        }
+        pulse.beat();
+        wait = match writer.turn(&mut inputs).await {
+            Turn::Done { look_again } => {
+                backoff.reset();
+                tokio::select! {
+                    changed = inputs.changed() => if changed.is_err() { return },
+                    () = tokio::time::sleep(look_again.min(TURN)) => {}
+                    () = cancel.cancelled() => return,
+                }
+                GATHER
+            }
+            Turn::Later(wait) => wait,
+            Turn::Failed => backoff.next_wait(),
+        };
+    }
+}
+
+enum Turn {
+    /// All is written, or there is nothing to write it to: wait for a change, or so long.
+    Done { look_again: Duration },
+    /// Too fast: come back with what is known then.
+    Later(Duration),
+    /// It was not written: come back after a while.
+    Failed,
+}
+
+/// The last write.
+struct Sent {
+    wanted: OvsNodeStatus,
+    /// The version it was based on. While the watch still shows that one, the answer is newer.
+    before: Option<String>,
+    after: Arc<OvsNode>,
+}
+
+struct Writer {
+    config: ReportConfig,
+    api: Api<OvsNode>,
+    pace: Pace,
+    ledger: Ledger,
+    /// Issues that were told as Events, by kind and object. None before the object was seen.
+    told: Option<BTreeMap<(String, String), Issue>>,
+    /// The sums of counters as they were read last.
+    counters: Option<cobalt_api::ovsnode::Metrics>,
+    /// When counters are written again.
+    due: Instant,
+    sent: Option<Sent>,
+}
+
+impl Writer {
+    fn new(config: ReportConfig) -> Self {
+        Self {
+            api: Api::namespaced(config.client.clone(), &config.namespace),
+            config,
+            pace: Pace::new(BURST, EVERY),
+            ledger: Ledger::default(),
+            told: None,
+            counters: None,
+            due: Instant::now(),
+            sent: None,
+        }
+    }
+
+    async fn turn(&mut self, inputs: &mut Inputs) -> Turn {
+        let settings = *inputs.settings.borrow_and_update();
+        let observed = inputs.node.borrow_and_update().clone();
+        let missing = match &observed {
+            Observed::Unknown(reason) => Some(reason.clone()),
+            Observed::Invalid(reason) => Some(format!("\"{}\": {reason}", self.config.node)),
+            Observed::Absent | Observed::Present(_) => None,
+        };
+        self.config.health.set_missing("ovsnode", missing);
+        let node = match &observed {
+            Observed::Present(node) => node,
+            Observed::Absent => return self.create().await,
+            Observed::Unknown(_) | Observed::Invalid(_) => {
+                return Turn::Done { look_again: TURN };
+            }
+        };
+        // Until the watch shows our last write, the answer to it is the newest there is.
+        let node = match &self.sent {
+            Some(sent) if sent.before == node.resource_version() => Arc::clone(&sent.after),
+            _ => Arc::clone(node),
+        };
+        // A refresh interval that became shorter counts from now on.
+        let now = Instant::now();
+        self.due = self.due.min(now + settings.refresh_interval);
+        // Those that were never read are due as soon as somebody can be asked.
+        let first = self.counters.is_none() && inputs.connection.borrow().is_some();
+        let refresh = first || now >= self.due;
+        if refresh {
+            self.read_counters(inputs).await;
+        }
+        let snapshot = Snapshot {
+            counters: self.counters,
+            ..inputs.snapshot()
+        };
+        let judgement = self.judge(&snapshot, &settings, &node);
+        let next = judgement.next.unwrap_or(TURN);
+        let wanted = status::wanted(&snapshot, judgement.issues, &node, Timestamp::now());
+        self.tell(&node, &wanted.issues);
+        let until_due = |due: Instant| due.saturating_duration_since(Instant::now());
+        if status::is_written(&wanted, &node, refresh) || self.repeats(&wanted, &node) {
+            if refresh {
+                self.due = Instant::now() + settings.refresh_interval;
+            }
+            let look_again = next.min(until_due(self.due));
+            return Turn::Done { look_again };
+        }
+        let wait = self.pace.wait(Instant::now());
+        if wait > Duration::ZERO {
+            return Turn::Later(wait);
+        }
+        self.pace.take(Instant::now());
+        if tracing::enabled!(tracing::Level::DEBUG) {
+            let changes = status::changes(&wanted, &node);
+            tracing::debug!(?changes, "write the status");
+        }
+        match self.write(&node, &wanted).await {
+            Ok(after) => {
+                self.config.metrics.status_writes.inc();
+                if refresh {
+                    self.due = Instant::now() + settings.refresh_interval;
+                }
+                let before = node.resource_version();
+                let after = Arc::new(after);
+                self.sent = Some(Sent {
+                    wanted,
+                    before,
+                    after,
+                });
+                let look_again = next.min(until_due(self.due));
+                Turn::Done { look_again }
+            }
+            // It was deleted meanwhile: the watch tells, too.
+            Err(ApplyError::NotFound { .. }) => Turn::Failed,
+            Err(error) => self.failed(&error, "failed to write the status; it is tried again"),
+        }
+    }
+
+    fn failed(&self, error: &ApplyError, what: &str) -> Turn {
+        self.config.metrics.status_write_failures.inc();
+        tracing::warn!(error = chain(error), "{what}");
+        Turn::Failed
+    }
+
+    fn judge(&mut self, snapshot: &Snapshot, settings: &Settings, node: &OvsNode) -> Judgement {
+        if self.told.is_none() {
+            let issues = node.status.as_ref().map(|status| status.issues.as_slice());
+            let issues = issues.unwrap_or_default();
+            self.ledger.remember(issues, Timestamp::now());
+            self.told = Some(by_name(issues));
+        }
+        self.ledger
+            .judge(findings(snapshot, settings), Timestamp::now())
+    }
+
+    /// The API server may keep something that we want gone because somebody else owns it; sending
+    /// the same again would not help.
+    fn repeats(&self, wanted: &OvsNodeStatus, node: &OvsNode) -> bool {
+        self.sent.as_ref().is_some_and(|sent| {
+            sent.wanted == *wanted
+                && sent.after.uid() == node.uid()
+                && sent.after.status == node.status
+        })
+    }
+
+    async fn read_counters(&mut self, inputs: &Inputs) {
+        let connection = inputs.connection.borrow().clone();
+        let Some(connection) = connection else {
+            return;
+        };
+        match counters::read(&connection, COUNTERS).await {
+            Ok(all) => self.counters = Some(counters::sum(&all)),
+            Err(error) => tracing::debug!(error = chain(&error), "failed to read counters"),
+        }
+    }
+
+    async fn write(&self, node: &OvsNode, wanted: &OvsNodeStatus) -> Result<OvsNode, ApplyError> {
+        let name = node.name_any();
+        let patch = status::patch(wanted, node).unwrap_or_default();
+        let manager = FieldManager::OvsAgent.as_str();
+        apply_status(&self.api, &name, manager, &patch, DEADLINE).await
+    }
+
+    /// Makes the OVSNode. It goes with its Node, if there is one.
+    async fn create(&mut self) -> Turn {
+        let name = self.config.node.as_ref();
+        let nodes: Api<Node> = Api::all(self.config.client.clone());
+        let owner = match within(DEADLINE, nodes.get_opt(name)).await {
+            Ok(node) => node.and_then(|node| node.owner_ref(&())),
+            Err(error) => {
+                tracing::debug!(error, "the Node cannot be read; the OVSNode has no owner");
+                None
+            }
+        };
+        let mut content = json!({
+            "apiVersion": OvsNode::api_version(&()),
+            "kind": OvsNode::kind(&()),
+            "metadata": { "name": name, "namespace": self.config.namespace.as_ref() },
+            "spec": { "nodeRef": { "name": name } },
+        });
+        if let Some(owner) = owner
+            && let Some(metadata) = content.get_mut("metadata").and_then(|m| m.as_object_mut())
+        {
+            metadata.insert("ownerReferences".to_owned(), json!([owner]));
+        }
+        let manager = FieldManager::OvsAgent.as_str();
+        match apply(&self.api, name, manager, &content, DEADLINE).await {
+            Ok(_) => {
+                tracing::info!(name, "the OVSNode is made");
+                // The watch shows it next; that is a change.
+                Turn::Done { look_again: TURN }
+            }
+            Err(error) => {
+                let why = Some(chain(&error));
+                self.config.health.set_missing("ovsnode", why);
+                self.failed(&error, "failed to make the OVSNode; it is tried again")
+            }
+        }
+    }
+
+    /// Tells of issues that came and went.
+    fn tell(&mut self, node: &OvsNode, issues: &[Issue]) {
+        let now = by_name(issues);
+        let before = self.told.replace(now.clone()).unwrap_or_default();
+        if before == now {
+            return;
+        }
+        drop(self.config.issues.send_replace(issues.to_vec()));
+        let about = node.object_ref(&());
+        let kind_of = |name: &str| Kind::ALL.iter().find(|kind| kind.as_str() == name);
+        let note = |issue: &Issue, action, cleared: bool| {
+            let kind = kind_of(issue.kind.as_deref().unwrap_or_default())?;
+            let calm = cleared || issue.severity == Severity::Info;
+            Some(Note {
+                severity: if calm {
+                    cobalt_runtime::Severity::Normal
+                } else {
+                    cobalt_runtime::Severity::Warning
+                },
+                reason: kind.as_str(),
+                action,
+                text: if cleared {
+                    format!("No longer: {}", issue.message)
+                } else {
+                    format!("{}. {}", issue.message, kind.remedy())
+                },
+            })
+        };
+        let came = now.iter().filter(|(key, _)| !before.contains_key(key));
+        let went = before.iter().filter(|(key, _)| !now.contains_key(key));
+        let notes = came
+            .filter_map(|(_, issue)| note(issue, "Detected", false))
+            .chain(went.filter_map(|(_, issue)| note(issue, "Cleared", true)));
+        for note in notes {
+            self.config.recorder.report(&about, note);
+        }
+    }
+}
+
+fn by_name(issues: &[Issue]) -> BTreeMap<(String, String), Issue> {
+    let key = |issue: &Issue| {
+        let text = |text: &Option<String>| text.clone().unwrap_or_default();
+        (text(&issue.kind), text(&issue.object))
+    };
+    issues
+        .iter()
+        .map(|issue| (key(issue), issue.clone()))
+        .collect()
+}
