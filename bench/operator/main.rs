@@ -5,8 +5,13 @@
 //! machine. A hundred hosts at once are onboarded on the light OpenStack, which has a real Nova.
 
 mod fake_nova;
+#[path = "../common/operator.rs"]
 mod operator;
+mod plot;
+#[path = "../common/scrape.rs"]
+mod scrape;
 mod site;
+#[path = "../common/table.rs"]
 mod table;
 
 use std::path::PathBuf;
@@ -21,8 +26,10 @@ use cobalt_lab::light::LightConfig;
 
 use crate::fake_nova::FakeNova;
 use crate::operator::Operator;
+use crate::plot::plot;
+use crate::scrape::sum;
 use crate::site::{Site, THREE};
-use crate::table::{Table, plot, seconds};
+use crate::table::{Table, seconds};
 
 /// The most that a whole fleet may take of memory, and three hosts of it.
 const FLEET_MIB: f64 = 45.0;
@@ -71,7 +78,7 @@ fn start(arguments: &Arguments) -> Result<bool> {
 
 /// Whether all bars were met. What fails is a row, too: the others are worth knowing.
 async fn run(arguments: &Arguments) -> Result<bool> {
-    let mut table = Table::default();
+    let mut table = Table::new("hypervisor operator", "Go operator");
     if arguments.hosts > 0 {
         let site = Site::up().await?;
         if let Err(error) = Box::pin(fleet(arguments, &site, &mut table)).await {
@@ -200,7 +207,7 @@ async fn fleet(arguments: &Arguments, site: &Site, table: &mut Table) -> Result<
     let cpu = operator.usage()?.cpu.saturating_sub(cpu);
     table.fact("  CPU for them", &seconds(cpu), "-");
     let begin = Instant::now();
-    operator.metric("cobalt_operator_leader").await?;
+    operator.scrape().await?;
     table.fact("  scrape", &seconds(begin.elapsed()), "-");
     let usage = operator.usage()?;
     table.memory(
@@ -290,9 +297,8 @@ async fn onboarding(arguments: &Arguments, site: &Site, table: &mut Table) -> Re
         &seconds(last),
         "-",
     );
-    let calls = operator
-        .metric("cobalt_operator_openstack_requests_total")
-        .await?;
+    let requests = "cobalt_operator_openstack_requests_total";
+    let calls = sum(&operator.scrape().await?, |line| line.starts_with(requests));
     table.fact("  calls of OpenStack", &calls.to_string(), "-");
     let title = "hosts Active over time, from the first Node on";
     table.note(&plot(title, &done, count));

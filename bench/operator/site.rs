@@ -14,9 +14,6 @@ use cobalt_lab::cluster::{ClusterConfig, Role};
 use cobalt_lab::testing::install_definitions;
 use cobalt_lab::{Lab, LabConfig};
 use futures::{StreamExt, TryStreamExt, stream};
-use http_body_util::{BodyExt, Empty};
-use hyper_util::client::legacy::Client as HttpClient;
-use hyper_util::rt::TokioExecutor;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{Patch, PatchParams, PostParams};
@@ -26,6 +23,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use crate::fake_nova;
+use crate::scrape::sum;
 
 /// The availability zone of all hosts; that of the light OpenStack.
 pub const ZONE: &str = "lab-a";
@@ -207,23 +205,6 @@ impl Site {
                 && !status_of_node
         }))
     }
-}
-
-/// Adds up the values of some lines of a scrape.
-pub fn sum(scrape: &str, of: impl Fn(&str) -> bool) -> u64 {
-    let lines = scrape.lines().filter(|line| of(line));
-    lines
-        .filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok())
-        .sum()
-}
-
-/// Asks a server of plain HTTP.
-pub async fn get(url: &str) -> Result<String> {
-    let client: HttpClient<_, Empty<axum::body::Bytes>> =
-        HttpClient::builder(TokioExecutor::new()).build_http();
-    let answer = tokio::time::timeout(Duration::from_secs(30), client.get(url.parse()?)).await;
-    let body = answer.context("no answer")??.into_body().collect().await?;
-    Ok(String::from_utf8_lossy(&body.to_bytes()).into_owned())
 }
 
 async fn at_once<F: Future<Output = Result<()>>>(all: impl Iterator<Item = F>) -> Result<()> {
