@@ -10,7 +10,7 @@ NODES ?= 3
 IDLE_MINUTES ?= 2
 # Where `make up` writes the images of what its charts run.
 LAB_IMAGES := target/lab-images
-COMPONENTS := cobalt-hypervisor-operator cobalt-node-agent
+COMPONENTS := cobalt-hypervisor-operator cobalt-node-agent cobalt-ovs-agent
 # The definitions come first, then the node agent: it makes the namespace of the heartbeats.
 CHARTS_FIRST := charts/cobalt-crds charts/node-agent
 CHARTS := $(CHARTS_FIRST) $(filter-out $(CHARTS_FIRST),$(wildcard charts/*))
@@ -55,15 +55,20 @@ lint: toolchain $(TOOLS)/bin/cargo-deny ## Format, clippy, documentation, licenc
 	$(TOOLS)/bin/cargo-deny --workspace check bans licenses sources
 
 .PHONY: bench
-bench: build ## Measure the lab, the agents and the operator (about 1 hour; IDLE_MINUTES=10 for the record)
+bench: build ## Measure the lab, the agents and the operator (about 1.5 hours; IDLE_MINUTES=10 for the record)
 	$(COBALT) lab prepare
 	cargo build --locked --profile dist -p cobalt-node-agent --bin cobalt-node-agent --example bench
 	COBALT=$(abspath $(COBALT)) bench/lab.sh
 	COBALT=$(abspath $(COBALT)) target/dist/examples/bench --agent target/dist/cobalt-node-agent \
 	  --idle-minutes $(IDLE_MINUTES)
+	cargo build --locked --profile dist -p cobalt-ovs-agent --bin cobalt-ovs-agent --example bench-ovs
+	COBALT=$(abspath $(COBALT)) target/dist/examples/bench-ovs --agent target/dist/cobalt-ovs-agent \
+	  --idle-minutes $(IDLE_MINUTES) --churn-minutes $(IDLE_MINUTES)
 	cargo build --locked --profile dist -p cobalt-hypervisor-operator --bin cobalt-hypervisor-operator \
-	  --example bench-operator
+	  --example bench-operator --example bench-drain
 	COBALT=$(abspath $(COBALT)) target/dist/examples/bench-operator \
+	  --operator target/dist/cobalt-hypervisor-operator
+	COBALT=$(abspath $(COBALT)) target/dist/examples/bench-drain \
 	  --operator target/dist/cobalt-hypervisor-operator
 
 .PHONY: gen
