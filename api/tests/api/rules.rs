@@ -306,6 +306,13 @@ fn limits() -> Vec<Limit> {
         max_length(EVICTION_ADDED, "status.instances[].name", 255),
         max_length(EVICTION_ADDED, "status.instances[].from", 255),
         max_length(EVICTION_ADDED, "status.instances[].to", 255),
+        max_length(EVICTION_ADDED, "status.instances[].status", 64),
+        minimum(EVICTION_ADDED, "status.instances[].memoryMb", 0),
+        one_of(EVICTION_ADDED, "status.instances[].method", "Offload"),
+        max_items(EVICTION_ADDED, "status.instances[].avoid", 64, |_| {
+            json!("x")
+        }),
+        minimum(EVICTION_ADDED, "status.instances[].preflight.hosts", 0),
         minimum(EVICTION_ADDED, "status.instances[].attempt", 0),
         max_length(EVICTION_ADDED, "status.instances[].requestId", 64),
         minimum(EVICTION_ADDED, "status.instances[].progress", 0),
