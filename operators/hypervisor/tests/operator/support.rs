@@ -489,6 +489,11 @@ impl Operator {
             .unwrap()
     }
 
+    /// Waits for its end, which may never come.
+    pub async fn died(&mut self) {
+        self.child.wait().await.unwrap();
+    }
+
     /// Whether it runs.
     pub fn is_up(&mut self) -> bool {
         self.child.try_wait().unwrap().is_none()
