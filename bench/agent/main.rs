@@ -6,6 +6,8 @@
 
 mod agent;
 mod measure;
+#[path = "../common/process.rs"]
+mod process;
 mod site;
 mod table;
 

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::agent::Usage;
+use crate::process::Usage;
 
 /// The bar for resident memory.
 const RSS_BAR_MIB: f64 = 13.0;

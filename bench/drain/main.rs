@@ -4,6 +4,8 @@
 #[path = "../common/operator.rs"]
 mod operator;
 mod ours;
+#[path = "../common/process.rs"]
+mod process;
 #[path = "../common/scrape.rs"]
 mod scrape;
 mod script;

@@ -8,7 +8,8 @@ use cobalt_api::eviction::{Eviction, EvictionSpec, EvictionStatus, Outcome};
 use kube::api::{DeleteParams, PostParams};
 use kube::runtime::wait::await_condition;
 
-use crate::operator::{Operator, Usage};
+use crate::operator::Operator;
+use crate::process::Usage;
 use crate::scrape::sum;
 use crate::script::Drained;
 use crate::site::{PATIENCE, SOURCE, Site};

@@ -8,6 +8,8 @@ mod fake_nova;
 #[path = "../common/operator.rs"]
 mod operator;
 mod plot;
+#[path = "../common/process.rs"]
+mod process;
 #[path = "../common/scrape.rs"]
 mod scrape;
 mod site;

@@ -6,6 +6,8 @@
 //! agent runs with its defaults.
 
 mod agent;
+#[path = "../common/process.rs"]
+mod process;
 mod site;
 mod table;
 
@@ -16,7 +18,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
 
-use crate::agent::{Agent, Usage};
+use crate::agent::Agent;
+use crate::process::Usage;
 use crate::site::Site;
 use crate::table::{Table, mib};
 

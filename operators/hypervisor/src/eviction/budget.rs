@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cobalt_api::eviction::{Eviction, InstanceState};
+use cobalt_api::eviction::{Eviction, EvictionInstance, InstanceState};
 use kube::ResourceExt;
 
 /// The operator's limits. The last migration within a limit may start, the next one waits.
@@ -51,8 +51,9 @@ impl Ledger {
     /// What an Eviction's rows say is under way: for those that have not had their turn yet.
     pub fn recall(&mut self, eviction: &Eviction, zone: Option<&str>) {
         let uid = eviction.uid().unwrap_or_default();
-        let zone = zone.map(ToOwned::to_owned);
-        self.set(&uid, claims(eviction, &zone));
+        let rows = eviction.status.as_ref().map(|status| &status.instances[..]);
+        let source = &eviction.spec.hypervisor;
+        self.set(&uid, claims(source, zone, rows.unwrap_or_default()));
     }
 
     /// Of one host, only what these Evictions have under way.
@@ -98,13 +99,17 @@ impl Ledger {
 
 /// What an Eviction's rows say is under way.
 #[must_use]
-pub fn claims(eviction: &Eviction, zone: &Option<String>) -> BTreeMap<String, Claim> {
-    let rows = eviction.status.iter().flat_map(|status| &status.instances);
-    rows.filter(|row| row.state == InstanceState::Moving)
+pub fn claims(
+    source: &str,
+    zone: Option<&str>,
+    rows: &[EvictionInstance],
+) -> BTreeMap<String, Claim> {
+    rows.iter()
+        .filter(|row| row.state == InstanceState::Moving)
         .map(|row| {
             let claim = Claim {
-                source: eviction.spec.hypervisor.clone(),
-                zone: zone.clone(),
+                source: source.to_owned(),
+                zone: zone.map(ToOwned::to_owned),
                 target: row.to.clone(),
             };
             (row.id.clone(), claim)

@@ -91,6 +91,8 @@ struct Turn<'a> {
     /// The present list of servers by id; empty if there is none.
     servers: BTreeMap<&'a str, &'a Server>,
     stop: Option<Stop>,
+    /// How those can be moved that can.
+    methods: BTreeMap<String, Method>,
 }
 
 /// What became of a row's attempt.
@@ -123,6 +125,7 @@ impl<'a> Turn<'a> {
             room: seen.room.clone(),
             servers: servers.map(|one| (one.id.as_str(), one)).collect(),
             stop: None,
+            methods: BTreeMap::new(),
             status,
         }
     }
@@ -744,6 +747,9 @@ impl<'a> Turn<'a> {
             }
             let judged = judge(server, row, &self.seen.reads);
             row.preflight = Some(judged.preflight.clone());
+            if let Some(method) = judged.method {
+                self.methods.insert(row.id.clone(), method);
+            }
             self.rest(row, server, &judged, others_busy);
         }
         self.status.instances = rows;
@@ -901,7 +907,7 @@ impl<'a> Turn<'a> {
             return true;
         }
         if counts.pending + counts.blocked + counts.moving > 0 {
-            return self.host_is_dead(host);
+            return self.host_is_dead();
         }
         if self.stop.is_some() {
             self.stopped(counts);
@@ -925,11 +931,7 @@ impl<'a> Turn<'a> {
             return false;
         }
         if counts.failed > 0 {
-            let outcome = if counts.moved + counts.gone > 0 {
-                Outcome::PartiallyFailed
-            } else {
-                Outcome::Failed
-            };
+            let outcome = failure(counts);
             self.end(outcome, &summary(counts));
             return true;
         }
@@ -977,7 +979,7 @@ impl<'a> Turn<'a> {
     }
 
     /// Instances of a host that does not report cannot be moved; after a while they are given up.
-    fn host_is_dead(&mut self, _host: &str) -> bool {
+    fn host_is_dead(&mut self) -> bool {
         if self.seen.source.is_up() {
             return false;
         }
@@ -1006,11 +1008,7 @@ impl<'a> Turn<'a> {
             }
         }
         let counts = InstanceCounts::of(&self.status.instances);
-        let outcome = if counts.moved + counts.gone > 0 {
-            Outcome::PartiallyFailed
-        } else {
-            Outcome::Failed
-        };
+        let outcome = failure(counts);
         self.end(outcome, &format!("{why}; {}", summary(counts)));
     }
 
@@ -1074,10 +1072,7 @@ impl<'a> Turn<'a> {
                 full = Some("the hosts that have room");
                 continue;
             };
-            let Some(server) = self.servers.get(row.id.as_str()).copied() else {
-                continue;
-            };
-            let Some(method) = judge(server, row, &self.seen.reads).method else {
+            let Some(method) = self.methods.get(&row.id).copied() else {
                 continue;
             };
             let target = target.filter(|_| method != Method::Offload);
@@ -1507,6 +1502,15 @@ fn settled_for_sure(row: &EvictionInstance) -> Timestamp {
 #[must_use]
 pub fn label(row: &EvictionInstance) -> String {
     row.name.clone().unwrap_or_else(|| row.id.clone())
+}
+
+/// The outcome when some have not left.
+fn failure(counts: InstanceCounts) -> Outcome {
+    if counts.moved + counts.gone > 0 {
+        Outcome::PartiallyFailed
+    } else {
+        Outcome::Failed
+    }
 }
 
 fn summary(counts: InstanceCounts) -> String {

@@ -200,11 +200,8 @@ impl Engine {
                 eviction: Arc::clone(&eviction),
             };
             let decision = decide(&seen, now);
-            let after = Eviction {
-                status: Some(decision.status.clone()),
-                ..(*eviction).clone()
-            };
-            ledger.set(&uid, claims(&after, &zone));
+            let under_way = claims(host, zone.as_deref(), &decision.status.instances);
+            ledger.set(&uid, under_way);
             decision
         };
         strike_off(&mut lock(&memory.reads), &eviction, &decision);

@@ -349,11 +349,7 @@ impl Hands {
     async fn hold(&self, eviction: &Eviction) -> Result<(), Failure> {
         let mut all = eviction.finalizers().to_vec();
         all.push(finalizers::EVICTION_IN_FLIGHT.to_owned());
-        let patch = json!({ "metadata": {
-            "finalizers": all,
-            "resourceVersion": eviction.resource_version(),
-        } });
-        self.patch(eviction, Patch::Merge(&patch)).await
+        self.set_finalizers(eviction, all).await
     }
 
     /// Takes it off.
@@ -363,18 +359,16 @@ impl Hands {
         }
         let mut all = eviction.finalizers().to_vec();
         all.retain(|one| one != finalizers::EVICTION_IN_FLIGHT);
+        self.set_finalizers(eviction, all).await
+    }
+
+    /// Writes the finalizers, if the object is still the one that was decided on.
+    async fn set_finalizers(&self, eviction: &Eviction, all: Vec<String>) -> Result<(), Failure> {
         let patch = json!({ "metadata": {
             "finalizers": all,
             "resourceVersion": eviction.resource_version(),
         } });
-        self.patch(eviction, Patch::Merge(&patch)).await
-    }
-
-    async fn patch(
-        &self,
-        eviction: &Eviction,
-        patch: Patch<&serde_json::Value>,
-    ) -> Result<(), Failure> {
+        let patch = Patch::Merge(&patch);
         let api: Api<Eviction> = Api::all(self.client.clone());
         let name = eviction.name_any();
         let params = PatchParams::default();
