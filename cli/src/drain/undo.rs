@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use cobalt_api::conditions::{self, HypervisorCondition as Type, Reason};
-use cobalt_api::eviction::Eviction;
+use cobalt_api::eviction::{Eviction, EvictionStatus};
 use cobalt_api::hypervisor::{Hypervisor, Maintenance};
 use futures::StreamExt;
 use futures::stream::select_all;
@@ -245,13 +245,13 @@ enum Seen {
 
 /// Prints what changes until the host is back; returns whether it is.
 async fn follow(cluster: &Cluster, node: &str) -> Result<bool> {
-    let evictions = cluster.evictions_of(node).await?;
-    let mut names: Vec<String> = evictions
-        .iter()
+    // What is now is no news; what becomes of it is, even before a watch begins.
+    let evictions = cluster.evictions_of(node).await?.into_iter();
+    let mut drains: BTreeMap<String, Drain> = evictions
         .filter(|one| !has_ended(one) && !one.spec.dry_run())
-        .map(ResourceExt::name_any)
+        .map(|one| (one.name_any(), view(node, one.status)))
         .collect();
-    names.sort();
+    let names: Vec<String> = drains.keys().cloned().collect();
     let host = watcher::watch_object(cluster.hypervisors.clone(), node)
         .default_backoff()
         .map(|seen| seen.map(|seen| Seen::Host(seen.map(Box::new))))
@@ -264,7 +264,6 @@ async fn follow(cluster: &Cluster, node: &str) -> Result<bool> {
             .boxed()
     });
     let mut changes = select_all(std::iter::once(host).chain(others));
-    let mut drains: BTreeMap<String, Drain> = BTreeMap::new();
     let mut under_way = names;
     let mut seen_host = None;
     let mut said = String::new();
@@ -288,8 +287,12 @@ async fn follow(cluster: &Cluster, node: &str) -> Result<bool> {
                 if seen.as_deref().is_none_or(has_ended) {
                     under_way.retain(|other| *other != name);
                 }
-                if let Some(status) = seen.and_then(|seen| seen.status) {
-                    see(&mut drains, node, name, status);
+                if let Some(seen) = seen {
+                    let after = view(node, seen.status);
+                    if let Some(before) = drains.get(&name) {
+                        print_changes(before, &after);
+                    }
+                    drains.insert(name, after);
                 }
             }
         }
@@ -315,30 +318,21 @@ async fn follow(cluster: &Cluster, node: &str) -> Result<bool> {
     bail!("the watch has ended; `cobalt undrain {node} --wait` follows it again")
 }
 
-/// Prints what has become of the instances. What was before the first look is no news.
-fn see(
-    drains: &mut BTreeMap<String, Drain>,
-    node: &str,
-    name: String,
-    status: cobalt_api::eviction::EvictionStatus,
-) {
-    let after = Drain {
+/// What is known of an Eviction.
+fn view(node: &str, status: Option<EvictionStatus>) -> Drain {
+    Drain {
         node: node.to_owned(),
         seen: true,
-        outcome: status.outcome,
-        status: Some(status),
+        outcome: status.as_ref().and_then(|status| status.outcome),
+        status,
         ..Drain::default()
-    };
-    if let Some(before) = drains.get(&name) {
-        print_changes(before, &after);
     }
-    drains.insert(name, after);
 }
 
 #[cfg(test)]
 mod tests {
     use cobalt_api::conditions::Status;
-    use cobalt_api::eviction::{EvictionSpec, EvictionStatus, Outcome};
+    use cobalt_api::eviction::{EvictionSpec, Outcome};
     use cobalt_api::hypervisor::{HypervisorSpec, HypervisorStatus};
     use jiff::Timestamp;
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, OwnerReference, Time};
