@@ -41,8 +41,9 @@ const SHORT: Duration = Duration::from_secs(1);
 /// Which object of a kind: by name, and by namespace where the kind has one.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ObjectKey {
-    namespace: Option<Arc<str>>,
+    // By name first: those of one name are neighbours, in whichever namespace they are.
     name: Arc<str>,
+    namespace: Option<Arc<str>>,
 }
 
 impl ObjectKey {
@@ -173,6 +174,14 @@ impl<T> Store<T> {
     #[must_use]
     pub fn named(&self, name: &str) -> Option<Arc<T>> {
         self.get(&ObjectKey::cluster(name))
+    }
+
+    /// Where the object of this name is, whatever its namespace; of several the first.
+    #[must_use]
+    pub fn whereabouts(&self, name: &str) -> Option<ObjectKey> {
+        let contents = self.read();
+        let (key, _) = contents.objects.range(ObjectKey::cluster(name)..).next()?;
+        (key.name() == name).then(|| key.clone())
     }
 
     /// All objects, by key.

@@ -11,7 +11,7 @@ use cobalt_api::hypervisor::{Hypervisor, HypervisorStatus};
 use cobalt_api::names::FieldManager;
 use cobalt_api::ovsnode::OvsNode;
 use cobalt_runtime::{
-    ApplyError, Note, ObjectKey, Queue, Recorder, Severity, Store, apply, apply_status, chain,
+    ApplyError, Note, Queue, Recorder, Severity, Store, apply, apply_status, chain,
 };
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{Node, ObjectReference};
@@ -239,12 +239,17 @@ impl Reconciler {
         let node = self.caches.nodes.named(name);
         let row = self.caches.hypervisors.named(name);
         // An Eviction wakes hosts of others, too.
-        let ovs = if node.is_none() && row.is_none() {
-            None
-        } else {
-            let key = ObjectKey::cluster(name);
-            let api = || Api::all_with(self.client.clone(), &ApiResource::erase::<OvsNode>(&()));
-            kept::find(&self.caches.ovs, &key, api, cache::ovs).await?
+        let is_ours = node.is_some() || row.is_some();
+        let ovs = match self.caches.ovs.whereabouts(name).filter(|_| is_ours) {
+            None => None,
+            Some(key) => {
+                let api = || {
+                    let kind = ApiResource::erase::<OvsNode>(&());
+                    let namespace = key.namespace().unwrap_or_default();
+                    Api::namespaced_with(self.client.clone(), namespace, &kind)
+                };
+                kept::find(&self.caches.ovs, &key, api, cache::ovs).await?
+            }
         };
         let mut hypervisor = row.and_then(|row| row.read());
         // Until the watch shows our last write, the answer to it is the newest there is.

@@ -3,8 +3,10 @@
 use cobalt_api::conditions::{HypervisorCondition as Type, Reason, Status};
 use cobalt_api::hypervisor::{CheckResult, Hypervisor, Phase};
 use cobalt_api::names::{annotations, finalizers, labels};
+use cobalt_api::ovsnode::OvsNode;
 use cobalt_openstack::compute::ServiceStatus;
-use kube::ResourceExt;
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::{Api, ResourceExt};
 use serde_json::json;
 
 use crate::cloud::{TEST_AGGREGATE, ZONE};
@@ -104,6 +106,70 @@ async fn a_node_becomes_active_works_and_leaves_nothing_behind() {
     let left = site.cloud.aggregates(&first).await;
     assert_eq!(left, [ZONE], "the other host is untouched");
     drop(operator);
+}
+
+/// What the Open vSwitch agent says decides about a host, in whichever namespace it says it. It may
+/// have said it before the host was one of ours.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_waits_for_its_bridges_and_is_not_ready_without_open_vswitch() {
+    let site = Site::new("bridges").await;
+    let name = unique("bridges");
+    let nodes: Api<OvsNode> = Api::namespaced(site.client.clone(), &site.namespace().await);
+    let node = serde_json::from_value(json!({
+        "apiVersion": "ovs.c5c3.io/v1alpha1", "kind": "OVSNode",
+        "metadata": { "name": name }, "spec": { "nodeRef": { "name": name } },
+    }));
+    let node: OvsNode = node.unwrap();
+    nodes.create(&PostParams::default(), &node).await.unwrap();
+    let fake_agent_says = async |bridges: (bool, &str), ready: (bool, &str)| {
+        let condition = |type_: &str, (good, message): (bool, &str)| {
+            json!({
+                "type": type_, "status": if good { "True" } else { "False" },
+                "reason": "Test", "message": message, "lastTransitionTime": "2026-01-01T00:00:00Z",
+            })
+        };
+        let all = [
+            condition("AllBridgesHealthy", bridges),
+            condition("Ready", ready),
+        ];
+        let (how, patch) = (
+            PatchParams::default(),
+            Patch::Merge(json!({ "status": { "conditions": all } })),
+        );
+        nodes.patch_status(&name, &how, &patch).await.unwrap();
+    };
+    let broken = (false, "br-int is missing");
+    fake_agent_says(broken, broken).await;
+
+    let operator = site.operator();
+    operator.rounds(1).await;
+    site.host(&name).await;
+    site.hypervisor(&name, "waits for its bridges", |object| {
+        let status = object.status.as_ref();
+        let wait = status.and_then(|status| status.waiting_for.as_ref());
+        let text = wait.and_then(|wait| wait.message.as_deref());
+        text.is_some_and(|text| text.contains("bridges: br-int is missing"))
+    })
+    .await;
+    let good = (true, "3 bridges");
+    fake_agent_says(good, good).await;
+    let object = site.phase(&name, Phase::Active).await;
+    assert_eq!(check(&object, "bridges"), CheckResult::Passed);
+
+    fake_agent_says(good, (false, "ovs-vswitchd does not answer")).await;
+    let says = |object: &Hypervisor, status: Status, text: &str| {
+        let all = object.status.as_ref().map(|status| &status.conditions);
+        let ready = all.and_then(|all| cobalt_api::conditions::find(all, Type::Ready));
+        ready.is_some_and(|one| one.status == status.as_str() && one.message.contains(text))
+    };
+    site.hypervisor(&name, "not ready", |object| {
+        let text = "Open vSwitch: ovs-vswitchd does not answer";
+        says(object, Status::False, text)
+    })
+    .await;
+    fake_agent_says(good, good).await;
+    site.hypervisor(&name, "ready", |object| says(object, Status::True, ""))
+        .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
