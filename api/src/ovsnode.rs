@@ -162,6 +162,22 @@ pub struct OvsNodeStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 256), transform = schema::atomic)]
     pub issues: Vec<Issue>,
+    /// Where the agent answers questions about the node. Absent if it does not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub diagnostics: Option<Diagnostics>,
+}
+
+/// Where the agent answers questions about the node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Diagnostics {
+    /// The address, for example https://10.0.0.1:9476.
+    #[schemars(extend("pattern" = "^https://[^/]{1,253}$"))]
+    pub url: String,
+    /// The SHA-256 of the certificate that it has there, in hexadecimal. The agent makes it itself:
+    /// who asks trusts this, because only the agent can write it, and no other.
+    #[schemars(extend("pattern" = "^[0-9a-f]{64}$"))]
+    pub certificate_sha256: String,
 }
 
 /// A bridge.

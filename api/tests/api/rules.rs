@@ -445,6 +445,28 @@ fn limits() -> Vec<Limit> {
             256,
             |_| json!({ "severity": "Info", "message": "x" }),
         ),
+        required(OVSNODE, "status.diagnostics.url", json!("https://a:1")),
+        limit(
+            OVSNODE,
+            "status.diagnostics.url",
+            "pattern",
+            json!("https://a:1"),
+            json!("http://a:1"),
+            "should match",
+        ),
+        required(
+            OVSNODE,
+            "status.diagnostics.certificateSha256",
+            json!("0".repeat(64)),
+        ),
+        limit(
+            OVSNODE,
+            "status.diagnostics.certificateSha256",
+            "pattern",
+            json!("0".repeat(64)),
+            json!("0".repeat(63)),
+            "should match",
+        ),
     ];
     // Entries of the second kind of group and booking are the second entries of their lists.
     for (path, keyword, good, bad, message) in [
