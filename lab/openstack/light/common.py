@@ -99,9 +99,11 @@ def queue_writers():
 def serve(application, port, threads):
     """Serves a WSGI application on loopback, in threads of its own."""
     import waitress
+    # Each host keeps a connection: by default the hundredth would wait for ever.
     server = waitress.create_server(
         application, host='127.0.0.1', port=port, threads=threads, ident=None,
-        channel_timeout=600, clear_untrusted_proxy_headers=True)
+        channel_timeout=600, clear_untrusted_proxy_headers=True,
+        connection_limit=4096, asyncore_use_poll=True)
     threading.Thread(target=server.run, daemon=True, name=f'http-{port}').start()
 
 
