@@ -39,6 +39,14 @@ const LONGEST: SignedDuration = SignedDuration::from_secs(5);
 /// Each other one that is under way makes the wait between two looks so much longer, up to so many.
 const PER_OTHER: SignedDuration = SignedDuration::from_millis(150);
 const MOST_OTHERS: i32 = 4;
+/// Placement is glanced at no more often than this, and no more rarely.
+const GLANCE_SHORTEST: SignedDuration = SignedDuration::from_millis(400);
+const GLANCE_LONGEST: SignedDuration = SignedDuration::from_secs(2);
+/// Several that were begun together end together: one look for them.
+const GATHER: SignedDuration = SignedDuration::from_millis(300);
+/// Nova takes this long at most until a migration holds what its instance held. After that an
+/// instance that still holds it is not on its way.
+const BEGINS: SignedDuration = SignedDuration::from_secs(3);
 /// How many of the newest moves say how long one takes.
 const USUAL_OF: usize = 8;
 /// A request that Nova took shows in its migrations or on its server within this time.
@@ -93,6 +101,17 @@ struct Turn<'a> {
     stop: Option<Stop>,
     /// How those can be moved that can.
     methods: BTreeMap<String, Method>,
+}
+
+/// What a glance at Placement says.
+enum Glance {
+    /// All are on their way.
+    Underway,
+    /// One has ended, or more.
+    Ended {
+        /// When that was seen.
+        at: Timestamp,
+    },
 }
 
 /// What became of a row's attempt.
@@ -936,6 +955,17 @@ impl<'a> Turn<'a> {
             return true;
         }
         if whole && self.seen.reads.empty < 2 {
+            // Whoever is on his way to the host is in Placement before he is in Nova's list: where
+            // nobody holds anything, that is as good as a second list.
+            let holders = self.seen.reads.holders.as_ref();
+            match holders.filter(|read| Some(read.at) > listed) {
+                Some(read) if read.value.is_empty() => {
+                    self.end(Outcome::Succeeded, &summary(counts));
+                    return true;
+                }
+                None => self.read_holders(),
+                Some(_) => {}
+            }
             let next = listed.map_or(self.now, |listed| listed + BETWEEN_EMPTY);
             if next <= self.now {
                 self.actions.insert(Action::ReadServers {
@@ -1195,6 +1225,7 @@ impl<'a> Turn<'a> {
             } else {
                 self.wake_at(due);
             }
+            self.glance_again();
         }
         let every = match () {
             () if offloads => LIST_OFFLOADED,
@@ -1284,6 +1315,14 @@ impl<'a> Turn<'a> {
             .filter(|row| row.state == State::Moving)
             .filter_map(|row| self.asked_at(row))
             .collect();
+        match self.glance() {
+            Some(Glance::Ended { at }) if asked.len() > 1 => {
+                return (at + GATHER).max(last + SHORTEST);
+            }
+            Some(Glance::Ended { .. }) => return last + GLANCE_SHORTEST,
+            Some(Glance::Underway) => return last + LONGEST,
+            None => {}
+        }
         // One alone leaves its place empty from its end until the next look; of several, others go on.
         let others = i32::try_from(asked.len()).map_or(MOST_OTHERS, |all| all - 1);
         let others = others.clamp(0, MOST_OTHERS);
@@ -1294,6 +1333,63 @@ impl<'a> Turn<'a> {
         let expected = usual.min(LONGEST) + (usual / 4).min(SHORTEST / 2);
         let first = asked.into_iter().min().map(|asked| asked + expected);
         first.map_or(last + gap, |first| (last + gap).max(first))
+    }
+
+    /// What Placement says of those that are on their way: a migration holds what its instance held
+    /// until it ends. `None`: it does not say.
+    fn glance(&self) -> Option<Glance> {
+        let reads = &self.seen.reads;
+        let holders = reads.holders.as_ref()?;
+        if self.now.duration_since(holders.at) > GLANCE_LONGEST * 2 {
+            return None;
+        }
+        let mut gone = 0_usize;
+        for row in &self.status.instances {
+            let asked = self.asked_at(row).filter(|_| row.state == State::Moving);
+            let Some(asked) = asked.filter(|asked| *asked < holders.at) else {
+                continue;
+            };
+            if !holders.value.contains(&row.id) {
+                gone += 1;
+            } else if holders.at.duration_since(asked) > BEGINS {
+                return None;
+            }
+        }
+        let rows: BTreeSet<&str> = self
+            .status
+            .instances
+            .iter()
+            .map(|row| row.id.as_str())
+            .collect();
+        let is_migration = |one: &&String| {
+            !rows.contains(one.as_str())
+                && !self.servers.contains_key(one.as_str())
+                && !reads.strangers.contains(*one)
+        };
+        let migrations = holders.value.iter().filter(is_migration).count();
+        Some(if gone > migrations {
+            Glance::Ended { at: holders.at }
+        } else {
+            Glance::Underway
+        })
+    }
+
+    fn read_holders(&mut self) {
+        if let Ok(Some(identity)) = &self.seen.source.identity
+            && let Some(provider) = identity.hypervisor_id.clone()
+        {
+            self.actions.insert(Action::ReadHolders { provider });
+        }
+    }
+
+    /// Glances at Placement in time.
+    fn glance_again(&mut self) {
+        let every = (self.usual() / 8).clamp(GLANCE_SHORTEST, GLANCE_LONGEST);
+        let last = self.seen.reads.holders.as_ref().map(|read| read.at);
+        match last.map(|last| last + every) {
+            Some(due) if due > self.now => self.wake_at(due),
+            _ => self.read_holders(),
+        }
     }
 
     /// When Nova took the request of a row; `None` while it has not answered. The row itself knows

@@ -9,7 +9,7 @@ use cobalt_api::eviction::Eviction;
 use cobalt_api::hypervisor::Hypervisor;
 use cobalt_api::names::finalizers;
 use cobalt_openstack::compute::{
-    MigrationFilter, Server, ServerFilter, ServerState, ServiceState, ServiceStatus,
+    Migration, MigrationFilter, Server, ServerFilter, ServerState, ServiceState, ServiceStatus,
 };
 use cobalt_openstack::placement::{CandidateQuery, Resources};
 use cobalt_openstack::{Client as OpenStack, Error, found};
@@ -32,6 +32,11 @@ const MOST_TARGETS: u32 = 200;
 const GROUPS_FOR: SignedDuration = SignedDuration::from_secs(60);
 /// By so much Nova's clock may differ from ours.
 const CLOCKS: SignedDuration = SignedDuration::from_mins(10);
+/// Changes are read again from this long before the newest that is known: Nova's hosts need not agree
+/// to the second.
+const OVERLAP: SignedDuration = SignedDuration::from_secs(30);
+/// How often all migrations are read, and not only what has changed.
+const WHOLE_EVERY: SignedDuration = SignedDuration::from_secs(60);
 /// Waits while the other side is not well: doubled each time.
 const FIRST_WAIT: i64 = 1;
 const LONGEST_WAIT: i64 = 30;
@@ -111,26 +116,35 @@ impl Hands {
                 })
             }
             Action::ReadMigrations { host } => {
+                let newest = {
+                    let reads = reads.lock().unwrap_or_else(PoisonError::into_inner);
+                    newest_change(&reads, at)
+                };
                 let began = eviction
                     .status
                     .as_ref()
                     .and_then(|one| one.started_at.as_ref());
                 let began = began.map_or(at, |began| began.0);
+                // What ended before this eviction began is of no interest.
+                let whole = began.min(at) - CLOCKS;
                 let filter = MigrationFilter {
                     source_compute: Some(host.clone()),
-                    // What ended before this eviction began is of no interest.
-                    changes_since: Some(began.min(at) - CLOCKS),
+                    changes_since: Some(newest.map_or(whole, |newest| newest - OVERLAP)),
                     ..MigrationFilter::default()
                 };
-                let mut migrations = compute.migrations(&filter).await?;
-                migrations.sort_by_key(|one| std::cmp::Reverse(one.id));
+                let changed = compute.migrations(&filter).await?;
                 Box::new(move |reads| {
                     let before = reads.migrations.as_ref().map(|read| read.at);
-                    if before.is_none_or(|before| before < at) {
-                        reads.migrations = Some(Read {
-                            at,
-                            value: migrations,
-                        });
+                    // What the changes are changes of may have been forgotten meanwhile.
+                    let fits = newest.is_none() || before.is_some();
+                    if fits && before.is_none_or(|before| before < at) {
+                        let known = reads.migrations.take().filter(|_| newest.is_some());
+                        let value = known.map_or_else(Vec::new, |known| known.value);
+                        let value = merge(value, changed);
+                        reads.migrations = Some(Read { at, value });
+                        if newest.is_none() {
+                            reads.migrations_whole = Some(at);
+                        }
                     }
                 })
             }
@@ -142,11 +156,27 @@ impl Hands {
                 };
                 let groups = self.groups(at).await;
                 let targets = self.targets(provider.as_deref(), &servers).await;
-                let value = targets.map_err(|error| chain(&error));
+                let (value, holders) = match targets {
+                    Ok((targets, holders)) => (Ok(targets), Some(holders)),
+                    Err(error) => (Err(chain(&error)), None),
+                };
                 Box::new(move |reads| {
+                    if reads.targets.is_none()
+                        && let Some(mut holders) = holders
+                    {
+                        holders.retain(|one| servers.iter().all(|server| server.id != *one));
+                        reads.strangers = holders;
+                    }
                     reads.targets = Some(Read { at, value });
                     reads.groups = groups;
                 })
+            }
+            Action::ReadHolders { provider } => {
+                let placement = self.openstack.placement();
+                let used = found(placement.provider_allocations(provider).await)?;
+                let used = used.map(|used| used.allocations).unwrap_or_default();
+                let value = used.into_keys().collect();
+                Box::new(move |reads| reads.holders = Some(Read { at, value }))
             }
             Action::ReadReason { server, request } => {
                 let action = found(compute.action(server, request).await)?;
@@ -287,8 +317,12 @@ impl Hands {
     }
 
     /// Hosts with room, by server: those that Placement finds, of which Nova says that they are
-    /// enabled and alive.
-    async fn targets(&self, provider: Option<&str>, servers: &[Server]) -> Result<Targets, Error> {
+    /// enabled and alive. And who holds something of the host itself.
+    async fn targets(
+        &self,
+        provider: Option<&str>,
+        servers: &[Server],
+    ) -> Result<(Targets, BTreeSet<String>), Error> {
         let placement = self.openstack.placement();
         let used = match provider {
             Some(provider) => found(placement.provider_allocations(provider).await)?,
@@ -342,7 +376,7 @@ impl Hands {
                 all.insert(server.id.clone(), hosts.clone());
             }
         }
-        Ok(all)
+        Ok((all, used.into_keys().collect()))
     }
 
     /// Adds the finalizer, and changes nothing else.
@@ -383,6 +417,26 @@ impl Hands {
             )),
         }
     }
+}
+
+/// When the newest change was that is known, by Nova's clock. `None`: all are to be read, which also
+/// mends what a clock that goes wrong has hidden.
+fn newest_change(reads: &Reads, now: Timestamp) -> Option<Timestamp> {
+    let whole = reads.migrations_whole?;
+    if now.duration_since(whole) >= WHOLE_EVERY {
+        return None;
+    }
+    let known = reads.migrations.iter().flat_map(|read| &read.value);
+    known
+        .filter_map(|one| one.updated_at.or(one.created_at))
+        .max()
+}
+
+/// What is known with what has changed, the newest first.
+fn merge(known: Vec<Migration>, changed: Vec<Migration>) -> Vec<Migration> {
+    let all = known.into_iter().chain(changed);
+    let by_id: BTreeMap<i64, Migration> = all.map(|one| (one.id, one)).collect();
+    by_id.into_values().rev().collect()
 }
 
 /// The zone of the host with this provider.
@@ -443,6 +497,11 @@ fn failed(reads: &mut Reads, action: &Action, failure: &Failure) {
         "an eviction's call failed"
     );
     match action {
+        // Nova is asked by the clock instead.
+        Action::ReadHolders { .. } => {
+            reads.holders = None;
+            return;
+        }
         Action::Move { server, .. } => {
             let asked = if refused {
                 Asked::Refused(text.clone())
@@ -495,5 +554,46 @@ fn failed(reads: &mut Reads, action: &Action, failure: &Failure) {
             count: count + 1,
             retry_at: now + wait,
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn migration(id: i64, status: &str) -> Migration {
+        serde_json::from_value(json!({
+            "id": id, "instance_uuid": "a", "status": status, "source_compute": "hv1",
+            "created_at": "2026-01-01T00:00:00Z",
+            "updated_at": format!("2026-01-01T00:00:{id:02}Z"),
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn changes_are_added_to_what_is_known() {
+        let known = vec![migration(2, "running"), migration(1, "completed")];
+        let changed = vec![migration(3, "running"), migration(2, "completed")];
+        let all = merge(known, changed);
+        let all: Vec<_> = all
+            .iter()
+            .map(|one| (one.id, one.status.is_success()))
+            .collect();
+        assert_eq!(all, [(3, false), (2, true), (1, true)]);
+    }
+
+    #[test]
+    fn all_is_read_first_and_now_and_then() {
+        let now: Timestamp = "2026-01-01T00:10:00Z".parse().unwrap();
+        let mut reads = Reads::default();
+        assert_eq!(newest_change(&reads, now), None);
+        let value = vec![migration(2, "running"), migration(7, "running")];
+        reads.migrations = Some(Read { at: now, value });
+        reads.migrations_whole = Some(now);
+        let newest = "2026-01-01T00:00:07Z".parse().unwrap();
+        assert_eq!(newest_change(&reads, now), Some(newest));
+        assert_eq!(newest_change(&reads, now + WHOLE_EVERY), None);
+        reads.migrations = None;
+        assert_eq!(newest_change(&reads, now), None);
     }
 }

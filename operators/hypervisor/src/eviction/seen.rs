@@ -59,6 +59,8 @@ pub struct Reads {
     pub empty: u32,
     /// Migrations off the host, the newest first.
     pub migrations: Option<Read<Vec<Migration>>>,
+    /// When all of them were read, and not only those that had changed.
+    pub migrations_whole: Option<Timestamp>,
     /// What came of the call that moves an instance, by instance.
     pub asked: BTreeMap<String, Asked>,
     /// Why the last request for an instance failed, by request; `None`: it does not say.
@@ -67,6 +69,10 @@ pub struct Reads {
     pub elsewhere: BTreeMap<String, Read<Option<String>>>,
     /// Which hosts have room, by instance; and why that is not known.
     pub targets: Option<Read<Result<Targets, String>>>,
+    /// Who holds something of the host in Placement: its servers, and migrations off it.
+    pub holders: Option<Read<BTreeSet<String>>>,
+    /// Those who did so before anything was moved, and are none of its servers.
+    pub strangers: BTreeSet<String>,
     /// Server groups with a hard rule.
     pub groups: Vec<Group>,
     /// Guests that the agent of the host sees running.
@@ -273,6 +279,12 @@ pub enum Action {
         /// The provider of the host.
         provider: Option<String>,
     },
+    /// See in Placement who still holds something of the host. It is a glance: cheaper than to ask
+    /// Nova, and only there to know when to ask Nova.
+    ReadHolders {
+        /// The provider of the host.
+        provider: String,
+    },
     /// See why a request failed.
     ReadReason {
         /// The server.
@@ -360,6 +372,7 @@ impl Action {
             Self::ReadServers { .. } => "read-servers",
             Self::ReadMigrations { .. } => "read-migrations",
             Self::ReadTargets { .. } => "read-targets",
+            Self::ReadHolders { .. } => "read-holders",
             Self::ReadReason { .. } => "read-reason",
             Self::ReadServer { .. } => "read-server",
             Self::ReadTransfer { .. } => "read-transfer",

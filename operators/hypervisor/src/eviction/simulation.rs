@@ -254,6 +254,21 @@ impl FakeNova {
                     .collect();
                 self.reads.targets = Some(Read { at, value: Ok(all) });
             }
+            Action::ReadHolders { .. } => {
+                let underway = |id: &str| {
+                    let mut all = self.migrations.iter();
+                    all.find(|one| one.server == id && self.ends.contains_key(&one.id))
+                };
+                let here = self.servers.iter();
+                let here = here.filter(|(_, (one, _))| one.host.as_deref() == Some(HOST));
+                let value = here
+                    .map(|(id, _)| {
+                        let migration = underway(id).map(|one| format!("migration-{}", one.id));
+                        migration.unwrap_or_else(|| id.clone())
+                    })
+                    .collect();
+                self.reads.holders = Some(Read { at, value });
+            }
             Action::ReadReason { request, .. } => {
                 let text = Some("No valid host was found".to_owned());
                 self.reads.reasons.insert(request.clone(), text);

@@ -875,6 +875,110 @@ fn migrations_are_looked_at_when_they_should_be_at_their_end() {
 }
 
 #[test]
+fn placement_says_when_to_look() {
+    let looks = |seen: &Seen, later: i64| {
+        let decision = decide(seen, now() + SignedDuration::from_millis(later));
+        let mut actions = decision.actions.iter();
+        actions.any(|one| matches!(one, Action::ReadMigrations { .. }))
+    };
+    // Asked so many milliseconds ago, who holds something, and when migrations are looked at.
+    type Case = (
+        &'static str,
+        &'static [i64],
+        &'static [&'static str],
+        &'static [(i64, bool)],
+    );
+    let cases: [Case; 8] = [
+        (
+            "its migration holds it",
+            &[900],
+            &["x"],
+            &[(1250, false), (3900, false)],
+        ),
+        ("it has ended", &[900], &[], &[(399, false), (400, true)]),
+        (
+            "a stranger is none of ours",
+            &[900],
+            &["stranger"],
+            &[(400, true)],
+        ),
+        (
+            "others may join",
+            &[900, 900],
+            &["x"],
+            &[(999, false), (1000, true)],
+        ),
+        (
+            "two are on their way",
+            &[900, 900],
+            &["x", "y"],
+            &[(1600, false)],
+        ),
+        ("it has not begun yet", &[900], &["m100"], &[(1250, false)]),
+        (
+            "it never began",
+            &[9000],
+            &["m100"],
+            &[(999, false), (1000, true)],
+        ),
+        (
+            "it was asked for after the glance",
+            &[-100],
+            &[],
+            &[(1250, false)],
+        ),
+    ];
+    for (what, asked, holders, expected) in cases {
+        let mut seen = underway(&[], asked);
+        let holders = holders.iter().map(|one| (*one).to_owned()).collect();
+        seen.reads.holders = read(holders);
+        seen.reads.strangers = ["stranger".to_owned()].into();
+        for (later, is_due) in expected {
+            assert_eq!(looks(&seen, *later), *is_due, "{what} after {later} ms");
+        }
+    }
+    // What is old says nothing, and Placement is asked anew.
+    let mut seen = underway(&[], &[900]);
+    seen.reads.holders = read(["x".to_owned()].into());
+    assert!(looks(&seen, 4001));
+    let decision = decide(&seen, now() + SignedDuration::from_millis(400));
+    let mut actions = decision.actions.iter();
+    assert!(actions.any(|one| matches!(one, Action::ReadHolders { .. })));
+}
+
+#[test]
+fn an_empty_list_counts_as_two_where_nobody_holds_anything() {
+    let moved = EvictionInstance {
+        state: InstanceState::Moved,
+        since: Some(Time(ago(5))),
+        ..EvictionInstance::new("a")
+    };
+    let mut seen = seen(reads(Vec::new()), running(vec![moved]));
+    seen.reads.empty = 1;
+    let later = now() + SignedDuration::from_millis(100);
+    for (holders, at, ends) in [
+        (&[][..], later, true),
+        (&[], now(), false),
+        (&["somebody"], later, false),
+    ] {
+        let value = holders.iter().map(|one| (*one).to_owned()).collect();
+        seen.reads.holders = Some(Read { at, value });
+        let decision = decide(&seen, later);
+        let asks = decision
+            .actions
+            .iter()
+            .any(|one| matches!(one, Action::ReadHolders { .. }));
+        assert_eq!(decision.status.outcome.is_some(), ends, "{holders:?}");
+        assert_eq!(asks, at == now(), "{holders:?}");
+    }
+    // Somebody holds something, and Nova knows nobody: it is asked a second time.
+    let decision = decide(&seen, now() + SignedDuration::from_secs(1));
+    assert!(decision.actions.contains(&Action::ReadServers {
+        host: HOST.to_owned()
+    }));
+}
+
+#[test]
 fn only_the_newest_moves_say_how_long_one_takes() {
     let took = [[2; 8].as_slice(), &[60; 8]].concat();
     let decision = decide(&underway(&took, &[0]), now());
