@@ -3,20 +3,21 @@
 use std::time::Duration;
 
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::task::JoinSet;
+use tokio::task::{Id, JoinError, JoinSet};
 use tokio_util::sync::CancellationToken;
 
 /// Tasks that run until the process ends.
 #[derive(Debug, Default)]
-pub struct Tasks(JoinSet<&'static str>);
+pub struct Tasks {
+    all: JoinSet<()>,
+    names: Vec<(Id, &'static str)>,
+}
 
 impl Tasks {
     /// Starts a task.
     pub fn spawn(&mut self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
-        self.0.spawn(async move {
-            task.await;
-            name
-        });
+        let id = self.all.spawn(task).id();
+        self.names.push((id, name));
     }
 
     /// Runs until it is cancelled, then gives the tasks time to end in order. A task that ends
@@ -30,18 +31,36 @@ impl Tasks {
             // First: tasks that end because they were told to may already have done so.
             biased;
             () = cancel.cancelled() => None,
-            ended = self.0.join_next() => ended,
+            ended = self.all.join_next_with_id() => ended,
         };
         cancel.cancel();
-        let drain = async { while self.0.join_next().await.is_some() {} };
+        let mut left = self.names.clone();
+        let drain = async {
+            while let Some(ended) = self.all.join_next_with_id().await {
+                left.retain(|(id, _)| *id != id_of(&ended));
+            }
+        };
         if tokio::time::timeout(grace, drain).await.is_err() {
-            tracing::warn!("some tasks did not end in time");
+            let names: Vec<&str> = left.into_iter().map(|(_, name)| name).collect();
+            tracing::warn!(tasks = names.join(", "), "some tasks did not end in time");
         }
+        let Some(early) = early else {
+            return Ok(());
+        };
+        let mut names = self.names.iter();
+        let name = names.find(|(id, _)| *id == id_of(&early));
+        let name = name.map_or("", |(_, name)| *name);
         match early {
-            None => Ok(()),
-            Some(Ok(name)) => Err(format!("the task \"{name}\" has ended by itself")),
-            Some(Err(error)) => Err(format!("a task has failed: {error}")),
+            Ok(_) => Err(format!("the task \"{name}\" has ended by itself")),
+            Err(error) => Err(format!("the task \"{name}\" has failed: {error}")),
         }
+    }
+}
+
+fn id_of(ended: &Result<(Id, ()), JoinError>) -> Id {
+    match ended {
+        Ok((id, ())) => *id,
+        Err(error) => error.id(),
     }
 }
 

@@ -135,15 +135,16 @@ pub async fn run(config: Config, client: Client, cancel: CancellationToken) -> a
         memory: Mutex::default(),
     });
 
-    tasks.spawn(
-        "wake",
-        wake_all(
-            fleet.clone(),
-            caches.clone(),
-            queue.clone(),
-            Arc::clone(&engine),
-        ),
+    let waking = wake_all(
+        fleet.clone(),
+        caches.clone(),
+        queue.clone(),
+        Arc::clone(&engine),
     );
+    let stop = cancel.clone();
+    tasks.spawn("wake", async move {
+        stop.run_until_cancelled(waking).await;
+    });
     let pulse = health.pulse("nova", config.nova_interval * 2 + Duration::from_secs(300));
     tasks.spawn(
         "nova",
@@ -235,12 +236,18 @@ pub async fn run(config: Config, client: Client, cancel: CancellationToken) -> a
             tracing::info!("this process leads");
         }
         reconciler.metrics.leader.set(1);
-        reconciler.caches.nodes.until_ready().await;
-        reconciler.caches.hypervisors.until_ready().await;
-        reconciler.caches.evictions.until_ready().await;
-        reconciler.objects.until_ready().await;
-        let looked = rounds.wait_for(|round| *round > 0);
-        drop(tokio::time::timeout(FIRST_LOOK, looked).await);
+        let ready = async {
+            reconciler.caches.nodes.until_ready().await;
+            reconciler.caches.hypervisors.until_ready().await;
+            reconciler.caches.evictions.until_ready().await;
+            reconciler.objects.until_ready().await;
+            let looked = rounds.wait_for(|round| *round > 0);
+            drop(tokio::time::timeout(FIRST_LOOK, looked).await);
+        };
+        // Watches that were told to end are never ready.
+        if stop.run_until_cancelled(ready).await.is_none() {
+            return;
+        }
         engine.recall();
         let pulse = watched.pulse("workers", BUSY);
         let hosts = work(queue, workers, pulse, stop.clone(), move |name| {

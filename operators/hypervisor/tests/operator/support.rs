@@ -475,10 +475,11 @@ impl Operator {
     /// As Kubernetes ends a pod.
     pub async fn stop(mut self) -> std::process::ExitStatus {
         kill(self.pid(), "TERM");
-        tokio::time::timeout(PATIENCE, self.child.wait())
-            .await
-            .unwrap()
-            .unwrap()
+        let ended = self.ended().await;
+        // The next leader waits for it.
+        let log = self.log();
+        assert!(!log.contains("did not end in time"), "{log}");
+        ended
     }
 
     /// Waits for its end.
