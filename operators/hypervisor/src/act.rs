@@ -1,7 +1,7 @@
 //! Carries actions out. What an action finds or changes is put where the next decision sees it.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
+use std::fmt::{self, Debug};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,6 +16,7 @@ use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::{Api, Client, Resource, ResourceExt};
+use serde::de::DeserializeOwned;
 use serde_json::json;
 use tokio::sync::watch;
 
@@ -421,22 +422,31 @@ impl Hands {
     }
 }
 
-/// Takes our finalizer off an object.
+/// Takes the finalizer off a Hypervisor.
 ///
 /// # Errors
 ///
 /// When the API server refuses it or does not answer.
 pub async fn release(api: &Api<Hypervisor>, object: &Hypervisor) -> Result<(), ActError> {
-    let all = object.finalizers();
-    let Some(index) = all
-        .iter()
-        .position(|one| one == finalizers::REGISTERED_HOST)
-    else {
+    take_off(api, object, finalizers::REGISTERED_HOST).await
+}
+
+/// Takes a finalizer off an object, and changes nothing else.
+///
+/// # Errors
+///
+/// When the API server refuses it or does not answer.
+pub async fn take_off<K>(api: &Api<K>, object: &K, finalizer: &str) -> Result<(), ActError>
+where
+    K: Resource + Clone + DeserializeOwned + Debug,
+{
+    let mut all = object.finalizers().iter();
+    let Some(index) = all.position(|one| one == finalizer) else {
         return Ok(());
     };
     let path = format!("/metadata/finalizers/{index}");
     let operations = json!([
-        { "op": "test", "path": path, "value": finalizers::REGISTERED_HOST },
+        { "op": "test", "path": path, "value": finalizer },
         { "op": "remove", "path": path },
     ]);
     let patch =

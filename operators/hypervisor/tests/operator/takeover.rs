@@ -406,6 +406,16 @@ async fn an_onboarded_fleet_is_taken_over_and_given_back_without_a_trace() {
     // It is given back: the finalizers are off, and nothing else is changed.
     operator.rounds(1).await;
     assert!(operator.stop().await.success());
+    let in_flight = json!({
+        "apiVersion": "kvm.cloud.sap/v1", "kind": "Eviction",
+        "metadata": { "name": active, "finalizers": [finalizers::EVICTION_IN_FLIGHT, "example.com/other"] },
+        "spec": { "hypervisor": active, "reason": "it was under way" },
+    });
+    let in_flight = serde_json::from_value(in_flight).unwrap();
+    evictions
+        .create(&PostParams::default(), &in_flight)
+        .await
+        .unwrap();
     let writes = Writes::of(&site).await;
     let mut before = Vec::new();
     for name in all {
@@ -431,6 +441,17 @@ async fn an_onboarded_fleet_is_taken_over_and_given_back_without_a_trace() {
         assert_eq!(after, before, "{name}");
     }
     assert_eq!(writes.count().await, 3, "one for each that was held");
+    let in_flight = evictions.get(&active).await.unwrap();
+    assert_eq!(in_flight.finalizers(), ["example.com/other"]);
+    let none = json!({ "metadata": { "finalizers": null } });
+    evictions
+        .patch(&active, &PatchParams::default(), &Patch::Merge(none))
+        .await
+        .unwrap();
+    evictions
+        .delete(&active, &DeleteParams::default())
+        .await
+        .unwrap();
     site.hypervisors()
         .delete(&active, &DeleteParams::default())
         .await
