@@ -11,9 +11,9 @@ IDLE_MINUTES ?= 2
 # Where `make up` writes the images of what its charts run.
 LAB_IMAGES := target/lab-images
 COMPONENTS := cobalt-hypervisor-operator cobalt-node-agent cobalt-ovs-agent
-# The definitions come first, then the node agent: it makes the namespace of the heartbeats.
-CHARTS_FIRST := charts/cobalt-crds charts/node-agent
-# The OVS agent joins the region with its diagnostics.
+# The definitions come first, then the agents: the node agent makes the namespace of the heartbeats,
+# and hosts are tested with what the OVS agent sees.
+CHARTS_FIRST := charts/cobalt-crds charts/node-agent charts/ovs-agent=ovn-system
 CHARTS := $(CHARTS_FIRST) $(filter-out $(CHARTS_FIRST) charts/ovs-agent,$(wildcard charts/*))
 
 .PHONY: help
@@ -22,7 +22,7 @@ help: ## List the targets
 
 .PHONY: up
 up: build ## Start a region on this machine (first time: about 20 minutes)
-	cargo xtask images --profile lab $(addprefix --only ,$(filter-out cobalt-ovs-agent,$(COMPONENTS))) --out $(LAB_IMAGES)
+	cargo xtask images --profile lab $(addprefix --only ,$(COMPONENTS)) --out $(LAB_IMAGES)
 	$(COBALT) lab up --with kube,hypervisors,ovn,openstack,bmc --nodes $(NODES) --servers $(NODES) \
 	  --images $(LAB_IMAGES) $(addprefix --chart ,$(CHARTS)) --values lab/values \
 	  --set 'node-agent:nodes={$(shell seq -s, -f hv%g $(NODES))}'

@@ -1,7 +1,7 @@
 //! What is installed into a lab: images for its registry, Helm charts with their values, and the
 //! Secret by which components find OpenStack.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -16,7 +16,7 @@ use crate::handle::Lab;
 use crate::plan::REGION;
 use crate::report::Report;
 
-/// Where charts are installed.
+/// Where charts are installed that do not say otherwise.
 pub const NAMESPACE: &str = "cobalt-system";
 
 /// The Secret with OpenStack's variables, in [`NAMESPACE`].
@@ -29,9 +29,9 @@ const OPERATOR: &str = "hypervisor-operator";
 #[derive(Debug, Args)]
 pub struct Charts {
     /// Helm charts to install into the hypervisor cluster, in this order, each as a release of its
-    /// own name.
-    #[arg(long = "chart", value_name = "DIR")]
-    charts: Vec<PathBuf>,
+    /// own name, in the namespace cobalt-system or another: `charts/ovs-agent=ovn-system`.
+    #[arg(long = "chart", value_name = "DIR[=NAMESPACE]", value_parser = chart)]
+    charts: Vec<Chart>,
     /// A directory with values for charts: `NAME.yaml` is for the chart NAME.
     #[arg(long, value_name = "DIR")]
     values: Option<PathBuf>,
@@ -43,6 +43,13 @@ pub struct Charts {
     images: Option<PathBuf>,
 }
 
+/// A chart, and where it goes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Chart {
+    dir: PathBuf,
+    namespace: String,
+}
+
 impl Charts {
     /// Checks them, so that mistakes are told before anything is started.
     pub fn validate(&self, kubernetes: bool) -> Result<()> {
@@ -51,10 +58,11 @@ impl Charts {
             bail!("--chart and --images need `kube` in --with");
         }
         for chart in &self.charts {
-            if !chart.join("Chart.yaml").is_file() {
+            let dir = &chart.dir;
+            if !dir.join("Chart.yaml").is_file() {
                 bail!(
                     "{} is not a Helm chart: it has no Chart.yaml",
-                    chart.display()
+                    dir.display()
                 );
             }
         }
@@ -80,7 +88,7 @@ impl Charts {
     }
 
     fn names(&self, chart: &str) -> bool {
-        let mut names = self.charts.iter().filter_map(|dir| dir.file_name());
+        let mut names = self.charts.iter().filter_map(|chart| chart.dir.file_name());
         names.any(|name| name == chart)
     }
 
@@ -115,10 +123,10 @@ impl Charts {
         Ok(layouts)
     }
 
-    async fn install_chart(&self, lab: &Lab, chart: &Path, report: &Report) -> Result<()> {
-        let chart = std::fs::canonicalize(chart)
-            .with_context(|| format!("there is no chart {}", chart.display()))?;
-        let name = chart.file_name().context("a chart without a name")?;
+    async fn install_chart(&self, lab: &Lab, chart: &Chart, report: &Report) -> Result<()> {
+        let dir = std::fs::canonicalize(&chart.dir)
+            .with_context(|| format!("there is no chart {}", chart.dir.display()))?;
+        let name = dir.file_name().context("a chart without a name")?;
         let step = report.step(format!("chart {}", name.to_string_lossy()));
         let helm = lab.bin()?.join("helm");
         let mut file = name.to_owned();
@@ -127,8 +135,8 @@ impl Charts {
         let values = values.filter(|values| values.is_file());
         let settings = self.set.iter().filter(|(of, _)| name == of.as_str());
         Run::new(&helm.to_string_lossy(), ["upgrade", "--install", "--wait"])
-            .arguments([name, chart.as_os_str()])
-            .arguments(["--namespace", NAMESPACE, "--create-namespace"])
+            .arguments([name, dir.as_os_str()])
+            .arguments(["--namespace", &chart.namespace, "--create-namespace"])
             .arguments(values.flat_map(|values| ["--values".into(), values.into_os_string()]))
             .arguments(settings.flat_map(|(_, setting)| ["--set", setting]))
             .env("KUBECONFIG", lab.cluster_kubeconfig(REGION))
@@ -170,6 +178,18 @@ pub async fn publish(client: kube::Client, access: &Access) -> Result<()> {
         .map(drop)
 }
 
+/// `DIR` or `DIR=NAMESPACE`.
+fn chart(text: &str) -> Result<Chart, String> {
+    let (dir, namespace) = text.split_once('=').unwrap_or((text, NAMESPACE));
+    if dir.is_empty() || namespace.is_empty() {
+        return Err("write it like charts/ovs-agent=ovn-system".to_owned());
+    }
+    Ok(Chart {
+        dir: dir.into(),
+        namespace: namespace.to_owned(),
+    })
+}
+
 /// `CHART:KEY=VALUE`.
 fn setting(text: &str) -> Result<(String, String), String> {
     match text.split_once(':') {
@@ -198,6 +218,20 @@ mod tests {
         assert_eq!(setting("node-agent:nodes={hv1,hv2}"), Some(wanted));
         for bad in ["nodes=x", ":a=b", "node-agent:a"] {
             assert_eq!(setting(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_chart_may_have_a_namespace_of_its_own() {
+        let parsed = |text| {
+            let chart = chart(text).ok()?;
+            Some((chart.dir.display().to_string(), chart.namespace))
+        };
+        let wanted = |dir: &str, namespace: &str| Some((dir.to_owned(), namespace.to_owned()));
+        assert_eq!(parsed("charts/a"), wanted("charts/a", NAMESPACE));
+        assert_eq!(parsed("charts/a=b"), wanted("charts/a", "b"));
+        for bad in ["", "=b", "charts/a="] {
+            assert_eq!(parsed(bad), None, "{bad}");
         }
     }
 
