@@ -8,6 +8,7 @@ use http::{Method, Request};
 use http_body_util::Full;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use tokio::sync::{Mutex, MutexGuard};
 
 use crate::breaker::{BreakerConfig, BreakerState};
 use crate::credentials::Scope;
@@ -76,6 +77,8 @@ struct Inner {
     deadline: Duration,
     page: u32,
     largest: usize,
+    /// Held while an aggregate changes.
+    aggregates: Arc<Mutex<()>>,
 }
 
 /// One call.
@@ -180,6 +183,7 @@ impl Client {
                 deadline: config.deadline,
                 page: config.page.max(1),
                 largest: config.largest,
+                aggregates: Arc::default(),
             }),
         }
     }
@@ -195,8 +199,16 @@ impl Client {
                 deadline: inner.deadline,
                 page: inner.page,
                 largest: inner.largest,
+                aggregates: Arc::clone(&inner.aggregates),
             }),
         }
+    }
+
+    /// One change of an aggregate at a time. Nova tells its schedulers the aggregate as the call has
+    /// seen it: of two at the same time, the one that is told last may know nothing of the other, and
+    /// the schedulers believe it until the aggregate changes again.
+    pub(crate) async fn change_of_aggregates(&self) -> MutexGuard<'_, ()> {
+        self.inner.aggregates.lock().await
     }
 
     /// How a service does, as far as calls have shown.

@@ -132,6 +132,7 @@ impl Compute<'_> {
     ) -> Result<Aggregate> {
         let path = at!("os-aggregates", &aggregate.to_string(), "action");
         let ask = ask(Method::POST, name, path).body(action);
+        let _alone = self.client.change_of_aggregates().await;
         self.client.ask(ask).await?.read("aggregate")
     }
 

@@ -17,7 +17,10 @@ use hyper_util::rt::TokioExecutor;
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
-pub const HOSTS: [&str; 14] = [
+/// Hosts that change their aggregates at the same time.
+pub const MANY: [&str; 6] = ["many1", "many2", "many3", "many4", "many5", "many6"];
+
+pub const HOSTS: [&str; 20] = [
     "hv1",
     "hv2",
     "hv3",
@@ -32,6 +35,12 @@ pub const HOSTS: [&str; 14] = [
     "node-10",
     "node-1.example.com",
     "mode-1",
+    MANY[0],
+    MANY[1],
+    MANY[2],
+    MANY[3],
+    MANY[4],
+    MANY[5],
 ];
 
 /// The id of the flavor that all servers have.
@@ -50,7 +59,7 @@ pub async fn light() -> &'static Light {
         .get_or_init(|| {
             let config = LightConfig {
                 hosts: HOSTS.map(Into::into).to_vec(),
-                ..LightConfig::hosts(14)
+                ..LightConfig::hosts(20)
             };
             Box::pin(start("openstack-client", config))
         })

@@ -7,7 +7,7 @@ use cobalt_openstack::compute::{
 };
 use cobalt_openstack::{Client, Config, found};
 
-use crate::lab::{FLAVOR, HOSTS, light, new_server, on, until};
+use crate::lab::{FLAVOR, HOSTS, MANY, light, new_server, on, until};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn lists_are_read_page_by_page() {
@@ -152,6 +152,32 @@ async fn services_are_disabled_enabled_and_forced_down() {
         .await
         .unwrap_err();
     assert!(error.is_not_found() && error.request_id().unwrap().starts_with("req-"));
+}
+
+/// The scheduler keeps of an aggregate what it was told last, for good.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_scheduler_knows_of_changes_that_are_made_at_the_same_time() {
+    let light = light().await;
+    let client = light.client();
+    let compute = client.compute();
+    let new = NewAggregate {
+        name: "closed".into(),
+        availability_zone: None,
+    };
+    let closed = compute.create_aggregate(&new).await.unwrap().id;
+    // Nobody's servers may be on these hosts while they are in it.
+    let owner = [("filter_tenant_id".to_owned(), Some("0".repeat(32)))].into();
+    compute
+        .set_aggregate_metadata(closed, &owner)
+        .await
+        .unwrap();
+    let joins = MANY.map(|host| compute.add_host(closed, host));
+    futures::future::try_join_all(joins).await.unwrap();
+    let leaves = MANY.map(|host| compute.remove_host(closed, host));
+    futures::future::try_join_all(leaves).await.unwrap();
+    for host in MANY {
+        light.boot(&client, host, host).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
