@@ -22,7 +22,8 @@ use cobalt_api::duration;
 
 use begin::{Begun, Wish};
 use cluster::Cluster;
-use screen::put;
+
+use crate::text::put;
 
 const DRAIN_HELP: &str = "\
 Examples:

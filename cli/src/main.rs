@@ -2,6 +2,7 @@
 
 mod drain;
 mod onboard;
+mod text;
 
 use std::process::ExitCode;
 

@@ -16,9 +16,10 @@ use tokio::time::MissedTickBehavior;
 
 use super::begin::Begun;
 use super::cluster::{Cluster, Sight};
-use super::screen::{Screen, answers, can_ask, put};
+use super::screen::{Screen, answers, can_ask};
 use super::undo;
 use super::view::{Drain, changes, ending, frame};
+use crate::text::put;
 
 /// The exit code of a drain that goes on without us.
 pub const LEFT_RUNNING: u8 = 130;

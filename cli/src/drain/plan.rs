@@ -16,8 +16,8 @@ use tokio::signal::unix::{SignalKind, signal};
 use super::begin::{check, owner, transfer_labels};
 use super::cluster::{Cluster, Sight};
 use super::follow::{LEFT_RUNNING, interrupts};
-use super::screen::put;
-use super::text::{clean, name, reason, table};
+use super::text::{name, reason};
+use crate::text::{clean, put, table};
 
 /// How long an operator may take to examine a host.
 const EXAMINATION: Duration = Duration::from_secs(600);

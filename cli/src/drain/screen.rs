@@ -1,18 +1,11 @@
 //! The terminal: what is drawn in place, and what is asked there.
 
-use std::io::{BufRead, IsTerminal, Write as _, stdin, stdout};
+use std::io::{BufRead, IsTerminal, stdin, stdout};
 
 use tokio::sync::mpsc;
 
 use super::view::Size;
-
-/// Prints. A reader that has gone away is no reason to stop in the middle of the work.
-pub fn put(text: &str) {
-    let mut out = stdout().lock();
-    out.write_all(text.as_bytes())
-        .and_then(|()| out.flush())
-        .ok();
-}
+use crate::text::put;
 
 /// Lines at the end of the output that are drawn anew in place.
 #[derive(Debug, Default)]

@@ -20,9 +20,8 @@ use serde_json::json;
 use super::begin::has_ended;
 use super::cluster::{Cluster, Sight, Written};
 use super::follow::print_changes;
-use super::screen::put;
-use super::text::clean;
 use super::view::Drain;
+use crate::text::{clean, put};
 
 /// More steps than it needs, however busy others are.
 const STEPS: usize = 20;

@@ -10,7 +10,8 @@ use cobalt_api::eviction::{
 };
 use jiff::Timestamp;
 
-use super::text::{bar, clean, fit, name, pad, reason, span, table, width};
+use super::text::{name, reason};
+use crate::text::{bar, clean, fit, pad, span, table, width};
 
 /// Columns of the bar of a host.
 const HOST_BAR: usize = 22;

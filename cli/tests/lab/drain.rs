@@ -3,9 +3,7 @@
 //! would write.
 
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
 
 use cobalt_api::conditions::{
     ConditionType, EvictionCondition, HypervisorCondition as Type, Reason, Status, Wanted,
@@ -15,7 +13,6 @@ use cobalt_api::hypervisor::{Hypervisor, Maintenance};
 use cobalt_api::names::{FieldManager, finalizers, labels};
 use cobalt_lab::LabConfig;
 use cobalt_lab::control::Fault;
-use cobalt_lab::process::signal_pid;
 use cobalt_lab::testing::{api_server, install_definitions};
 use jiff::Timestamp;
 use k8s_openapi::api::authorization::v1::SelfSubjectAccessReview;
@@ -25,29 +22,17 @@ use kube::runtime::wait::await_condition;
 use kube::{Api, Client, ResourceExt};
 use rustix::process::Signal;
 use serde_json::{Value, json};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use tokio::io::AsyncReadExt;
 use tokio::sync::OnceCell;
 
 use crate::cloud::until;
 use crate::lab;
+use crate::session::{Ended, Session, soon};
 
-const PATIENCE: Duration = Duration::from_secs(60);
 /// Somebody with exactly the rights that docs/drain.md lists.
 const DRAINER: &str = "drainer";
 /// Somebody who may make Evictions and not touch a Hypervisor.
 const HALF: &str = "half-a-drainer";
-
-/// Everything that is waited for, with what it was.
-fn soon<T>(what: &str, waiting: impl Future<Output = T>) -> impl Future<Output = T> {
-    let waiting = Box::pin(waiting);
-    async move {
-        match tokio::time::timeout(PATIENCE, waiting).await {
-            Ok(done) => done,
-            Err(_) => panic!("waited in vain: {what}"),
-        }
-    }
-}
 
 /// A cluster with our kinds, and the two people.
 struct World {
@@ -213,131 +198,20 @@ impl World {
             .unwrap()
     }
 
-    fn command(&self, person: &str, program: &str) -> Command {
-        let mut command = Command::new(program);
-        command
-            .env("KUBECONFIG", self.people.path().join(person))
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .kill_on_drop(true);
-        command
-    }
-
     /// Starts the command as the person who drains.
     fn start(&self, arguments: &[&str]) -> Session {
-        let mut command = self.command(DRAINER, env!("CARGO_BIN_EXE_cobalt"));
-        Session::new(command.args(arguments).spawn().unwrap())
+        Session::start(&self.people.path().join(DRAINER), arguments)
     }
 
     /// Starts it on a terminal of this size.
     fn start_on_terminal(&self, columns: u16, rows: u16, arguments: &[&str]) -> Session {
-        let cobalt = env!("CARGO_BIN_EXE_cobalt");
-        let script = format!(
-            "stty cols {columns} rows {rows}; exec {cobalt} {}",
-            arguments.join(" ")
-        );
-        let mut command = self.command(DRAINER, "script");
-        command
-            .args(["--quiet", "--return", "--command", &script, "/dev/null"])
-            .env("TERM", "xterm")
-            .env("SHELL", "/bin/sh");
-        Session::new(command.spawn().unwrap())
+        let person = self.people.path().join(DRAINER);
+        Session::start_on_terminal(&person, columns, rows, arguments)
     }
 
     /// Runs it to its end.
     async fn run(&self, arguments: &[&str]) -> Ended {
         self.start(arguments).end().await
-    }
-}
-
-/// How a command ended.
-#[derive(Debug)]
-struct Ended {
-    code: Option<i32>,
-    out: String,
-    err: String,
-}
-
-impl Ended {
-    #[track_caller]
-    fn expect(&self, code: i32, words: &[&str]) {
-        assert_eq!(self.code, Some(code), "{self:?}");
-        for word in words {
-            let said = self.out.contains(word) || self.err.contains(word);
-            assert!(said, "{word:?} is not in {self:?}");
-        }
-    }
-}
-
-/// A command that runs.
-struct Session {
-    child: Child,
-    input: ChildStdin,
-    output: ChildStdout,
-    said: String,
-    /// Up to here it has been looked at.
-    looked: usize,
-}
-
-impl Session {
-    fn new(mut child: Child) -> Self {
-        Self {
-            input: child.stdin.take().unwrap(),
-            output: child.stdout.take().unwrap(),
-            child,
-            said: String::new(),
-            looked: 0,
-        }
-    }
-
-    /// Waits until it says this, after what was waited for before.
-    async fn says(&mut self, text: &str) {
-        let found = tokio::time::timeout(PATIENCE, self.reads(text)).await;
-        assert!(
-            found == Ok(true),
-            "it never said {text:?}, but: {:?}",
-            self.said
-        );
-    }
-
-    /// Whether it says this before it ends.
-    async fn reads(&mut self, text: &str) -> bool {
-        loop {
-            if let Some(at) = self.said[self.looked..].find(text) {
-                self.looked += at + text.len();
-                return true;
-            }
-            let mut chunk = [0; 4096];
-            let read = self.output.read(&mut chunk).await.unwrap();
-            if read == 0 {
-                return false;
-            }
-            self.said.push_str(&String::from_utf8_lossy(&chunk[..read]));
-        }
-    }
-
-    async fn types(&mut self, text: &str) {
-        self.input.write_all(text.as_bytes()).await.unwrap();
-        self.input.flush().await.unwrap();
-    }
-
-    fn signal(&self, signal: Signal) {
-        signal_pid(self.child.id().unwrap(), signal).unwrap();
-    }
-
-    async fn end(mut self) -> Ended {
-        let mut rest = Vec::new();
-        let read = self.output.read_to_end(&mut rest);
-        soon("it ends", read).await.unwrap();
-        self.said.push_str(&String::from_utf8_lossy(&rest));
-        let done = self.child.wait_with_output();
-        let done = soon("it ends", done).await.unwrap();
-        Ended {
-            code: done.status.code(),
-            out: self.said,
-            err: String::from_utf8_lossy(&done.stderr).into_owned(),
-        }
     }
 }
 
@@ -699,9 +573,8 @@ async fn a_drain_under_way_is_joined_and_an_ended_one_is_replaced() {
 async fn a_drain_that_cannot_be_finished_leaves_nothing() {
     let world = world().await;
     let host = world.host("half").await;
-    let mut command = world.command(HALF, env!("CARGO_BIN_EXE_cobalt"));
-    let session = Session::new(command.args(["drain", &host]).spawn().unwrap());
-    let ended = session.end().await;
+    let half = world.people.path().join(HALF);
+    let ended = Session::start(&half, &["drain", &host]).end().await;
     ended.expect(1, &["failed to change the Hypervisor", "forbidden"]);
     let left = world.evictions().get_opt(&host).await.unwrap();
     assert!(left.is_none(), "{left:?}");

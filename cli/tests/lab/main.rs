@@ -16,6 +16,7 @@ mod machine;
 mod networks;
 mod obstacles;
 mod openstack;
+mod session;
 
 use std::path::Path;
 use std::process::{Command, Output};

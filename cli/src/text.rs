@@ -1,0 +1,183 @@
+//! Text for terminals and logs: it is safe to print, fits, and stands in columns.
+//!
+//! Names and errors come from tenants and other programs: no control character of theirs reaches the
+//! terminal.
+
+use std::io::{Write as _, stdout};
+
+use jiff::Timestamp;
+
+/// Prints. A reader that has gone away is no reason to stop in the middle of the work.
+pub fn put(text: &str) {
+    let mut out = stdout().lock();
+    out.write_all(text.as_bytes())
+        .and_then(|()| out.flush())
+        .ok();
+}
+
+/// Whether a terminal would obey a character instead of showing it. What changes the direction of
+/// text would let a name reorder the line.
+fn is_obeyed(c: char) -> bool {
+    let reorders =
+        matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    c.is_control() || reorders
+}
+
+/// A text in one line, without anything that a terminal would obey.
+pub fn clean(text: &str) -> String {
+    let harmless = |c: char| if is_obeyed(c) { ' ' } else { c };
+    text.chars().map(harmless).collect()
+}
+
+/// How many columns a text takes at most: what is not ASCII may take two.
+pub fn width(text: &str) -> usize {
+    text.chars().map(columns).sum()
+}
+
+fn columns(c: char) -> usize {
+    if c.is_ascii() { 1 } else { 2 }
+}
+
+/// A text in so many columns: cut where it is longer.
+pub fn fit(text: &str, limit: usize) -> String {
+    if width(text) <= limit {
+        return text.to_owned();
+    }
+    let dots = ".".repeat(limit.min(2));
+    let mut left = limit - dots.len();
+    let mut out = String::new();
+    for c in text.chars() {
+        if columns(c) > left {
+            break;
+        }
+        left -= columns(c);
+        out.push(c);
+    }
+    out + &dots
+}
+
+/// A text in exactly so many columns.
+pub fn pad(text: &str, columns: usize) -> String {
+    let text = fit(text, columns);
+    let missing = columns.saturating_sub(width(&text));
+    text + &" ".repeat(missing)
+}
+
+/// Rows under their heads. The last column is as long as it is.
+pub fn table<const N: usize>(head: [&str; N], rows: &[[String; N]]) -> String {
+    let head = head.map(str::to_owned);
+    let all: Vec<&[String; N]> = std::iter::once(&head).chain(rows).collect();
+    let widths: Vec<usize> = (0..N)
+        .map(|column| {
+            let cells = all.iter().filter_map(|row| row.get(column));
+            cells.map(|cell| width(cell)).max().unwrap_or(0)
+        })
+        .collect();
+    let mut out = String::new();
+    for row in all {
+        let cells = row.iter().zip(&widths);
+        let line: Vec<String> = cells.map(|(cell, columns)| pad(cell, *columns)).collect();
+        out.push_str(line.join("  ").trim_end());
+        out.push('\n');
+    }
+    out
+}
+
+/// A bar of so many columns, brackets included.
+pub fn bar(percent: usize, columns: usize) -> String {
+    let inner = columns.saturating_sub(2);
+    let full = inner * percent.min(100) / 100;
+    format!("[{}{}]", "#".repeat(full), "-".repeat(inner - full))
+}
+
+/// How long it is between two times, never less than nothing: clocks differ.
+pub fn span(from: Timestamp, to: Timestamp) -> String {
+    let seconds = to.as_second().saturating_sub(from.as_second()).max(0);
+    match seconds {
+        0..60 => format!("{seconds}s"),
+        60..3600 => format!("{}m{:02}s", seconds / 60, seconds % 60),
+        _ => format!("{}h{:02}m", seconds / 3600, seconds / 60 % 60),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn nothing_that_a_terminal_obeys_gets_through() {
+        let cases = [
+            ("web-1", "web-1"),
+            ("\u{1b}[2Jgone", " [2Jgone"),
+            ("two\nlines\r\t", "two lines  "),
+            ("\u{9b}31m\u{7f}\u{202e}evil", " 31m  evil"),
+            ("böse 名前", "böse 名前"),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(clean(text), expected);
+        }
+    }
+
+    #[test]
+    fn spans_are_short() {
+        let cases = [
+            (-5, "0s"),
+            (0, "0s"),
+            (59, "59s"),
+            (60, "1m00s"),
+            (3599, "59m59s"),
+            (3600, "1h00m"),
+            (100_000, "27h46m"),
+        ];
+        for (seconds, expected) in cases {
+            let from = Timestamp::UNIX_EPOCH;
+            let to = Timestamp::from_second(seconds).unwrap();
+            assert_eq!(span(from, to), expected);
+        }
+    }
+
+    #[test]
+    fn bars_are_empty_half_and_full() {
+        let cases = [
+            (0, "[----]"),
+            (50, "[##--]"),
+            (100, "[####]"),
+            (300, "[####]"),
+        ];
+        for (percent, expected) in cases {
+            assert_eq!(bar(percent, 6), expected);
+        }
+        assert_eq!(bar(50, 0), "[]");
+    }
+
+    #[test]
+    fn a_table_stands_in_columns() {
+        let rows = [
+            ["web-1".to_owned(), "ok".to_owned(), String::new()],
+            [
+                "é".to_owned(),
+                "blocked".to_owned(),
+                "a long story".to_owned(),
+            ],
+        ];
+        let expected = "\
+NAME   STATE    WHY
+web-1  ok
+é     blocked  a long story
+";
+        assert_eq!(table(["NAME", "STATE", "WHY"], &rows), expected);
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_fitted_fits(text in "\\PC{0,40}", limit in 0_usize..50) {
+            prop_assert!(width(&fit(&text, limit)) <= limit);
+            prop_assert_eq!(width(&pad(&text, limit)), limit);
+            if width(&text) <= limit {
+                prop_assert_eq!(fit(&text, limit), text);
+            }
+        }
+    }
+}
