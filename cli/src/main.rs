@@ -2,6 +2,7 @@
 
 mod drain;
 mod onboard;
+mod ovs;
 mod text;
 
 use std::process::ExitCode;
@@ -27,6 +28,8 @@ enum Command {
     Drain(drain::DrainArgs),
     /// Call a drain off, or put a drained host back into service.
     Undrain(drain::UndrainArgs),
+    /// Look into Open vSwitch on a node: health, ports, flows, traces, packets.
+    Ovs(ovs::OvsArgs),
 }
 
 /// kube logs every refused connection as an error, also while a server is still starting; what
@@ -52,6 +55,7 @@ async fn main() -> ExitCode {
         Command::Onboard(arguments) => onboard::run(arguments).await,
         Command::Drain(arguments) => drain::drain(arguments).await,
         Command::Undrain(arguments) => drain::undrain(arguments).await,
+        Command::Ovs(arguments) => ovs::run(arguments).await,
     };
     match done {
         Ok(code) => code,

@@ -3,6 +3,7 @@
 //! Names and errors come from tenants and other programs: no control character of theirs reaches the
 //! terminal.
 
+use std::fmt::Write as _;
 use std::io::{Write as _, stdout};
 
 use jiff::Timestamp;
@@ -27,6 +28,36 @@ fn is_obeyed(c: char) -> bool {
 pub fn clean(text: &str) -> String {
     let harmless = |c: char| if is_obeyed(c) { ' ' } else { c };
     text.chars().map(harmless).collect()
+}
+
+/// A text whose lines and tabs stay, without anything else that a terminal would obey. Its last
+/// line has an end.
+pub fn clean_lines(text: &str) -> String {
+    let stays = |c: char| matches!(c, '\n' | '\t') || !is_obeyed(c);
+    let harmless = |c: char| if stays(c) { c } else { ' ' };
+    let mut out: String = text.chars().map(harmless).collect();
+    if !out.is_empty() && !out.ends_with('\n') {
+        out.push('\n');
+    }
+    out
+}
+
+/// JSON for programs and people: it says the same, and a terminal obeys nothing in it.
+pub fn json(value: &impl serde::Serialize) -> serde_json::Result<String> {
+    let mut out = String::new();
+    for c in serde_json::to_string_pretty(value)?.chars() {
+        // Outside of strings JSON has no such character but the end of a line.
+        if c != '\n' && is_obeyed(c) {
+            let mut units = [0; 2];
+            for unit in c.encode_utf16(&mut units) {
+                write!(out, "\\u{unit:04x}").ok();
+            }
+        } else {
+            out.push(c);
+        }
+    }
+    out.push('\n');
+    Ok(out)
 }
 
 /// How many columns a text takes at most: what is not ASCII may take two.
@@ -121,6 +152,19 @@ mod tests {
     }
 
     #[test]
+    fn lines_stay_and_nothing_else_that_a_terminal_obeys() {
+        let cases = [
+            ("", ""),
+            ("one", "one\n"),
+            ("a\n\tb\n", "a\n\tb\n"),
+            ("\u{1b}]0;x\u{7}\r\n\u{202e}y", " ]0;x  \n y\n"),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(clean_lines(text), expected);
+        }
+    }
+
+    #[test]
     fn spans_are_short() {
         let cases = [
             (-5, "0s"),
@@ -171,6 +215,13 @@ web-1  ok
     }
 
     proptest! {
+        #[test]
+        fn json_says_the_same_and_is_harmless(text in any::<String>()) {
+            let out = json(&text).unwrap();
+            prop_assert_eq!(serde_json::from_str::<String>(&out).unwrap(), text);
+            prop_assert!(!out.trim_end().chars().any(is_obeyed));
+        }
+
         #[test]
         fn what_is_fitted_fits(text in "\\PC{0,40}", limit in 0_usize..50) {
             prop_assert!(width(&fit(&text, limit)) <= limit);

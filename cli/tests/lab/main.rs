@@ -16,6 +16,7 @@ mod machine;
 mod networks;
 mod obstacles;
 mod openstack;
+mod ovs;
 mod session;
 
 use std::path::Path;
