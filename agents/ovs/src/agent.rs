@@ -1,5 +1,6 @@
 //! Puts the agent together: makes the channels, starts the tasks, and ends with them.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,6 +13,10 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::Config;
+use crate::diagnostics::access::Access;
+use crate::diagnostics::capture::Captures;
+use crate::diagnostics::questions::Questions;
+use crate::diagnostics::server::{self, Identity, Services};
 use crate::metrics::Metrics;
 use crate::observe::Link;
 use crate::observe::daemon::{self, Daemon, DaemonConfig};
@@ -150,22 +155,57 @@ pub async fn run(config: Config, client: Client, cancel: CancellationToken) -> R
         settings,
         node: ovs_node,
     };
+    let namespace: Arc<str> = config.namespace.as_str().into();
+    let diagnostics = diagnostics(&config);
+    let captures = Captures::new(
+        inputs.switch.clone(),
+        inputs.connection.clone(),
+        config.diagnostics.limits(),
+        metrics.clone(),
+        cancel.clone(),
+    );
+    if let Some((address, identity)) = &diagnostics {
+        let services = Services {
+            access: Access::new(client.clone(), Arc::clone(&namespace), Arc::clone(&node)),
+            questions: Questions::new(
+                inputs.switch.clone(),
+                inputs.connection.clone(),
+                config.ovs_rundir.clone(),
+            ),
+            captures: captures.clone(),
+            metrics: metrics.clone(),
+        };
+        let served = server::serve(
+            *address,
+            identity.clone(),
+            services,
+            health.clone(),
+            cancel.clone(),
+        );
+        tasks.spawn("diagnostics", served);
+    }
+    // An agent before this one may have left something, whatever this one is for.
+    tasks.spawn("captures", captures.clean(config.database()));
+    let published = diagnostics.and_then(|(address, identity)| {
+        let node = config.diagnostics.node_ip?;
+        Some(identity.published(node, address.port()))
+    });
     let (issues_seen, issues) = watch::channel(Vec::new());
     let report_config = ReportConfig {
         node,
-        namespace: config.namespace.as_str().into(),
+        namespace,
         client,
         recorder,
         health: health.clone(),
         metrics,
         issues: issues_seen,
+        diagnostics: published,
     };
     tasks.spawn(
         "report",
         report::run(report_config, inputs.clone(), cancel.clone()),
     );
 
-    // Diagnostics are another server beside these two: they want a certificate and a caller's name.
     if let Some(address) = config.health_probe_bind_address {
         let routes = axum::Router::new();
         let served = serve(address, health.clone(), routes, cancel.clone());
@@ -176,6 +216,18 @@ pub async fn run(config: Config, client: Client, cancel: CancellationToken) -> R
         tasks.spawn("metrics", serve(address, health, routes, cancel.clone()));
     }
     tasks.run(cancel, GRACE).await
+}
+
+/// Where questions are answered, and with which certificate.
+fn diagnostics(config: &Config) -> Option<(SocketAddr, Identity)> {
+    let address = config.diagnostics.diagnostics_bind_address?;
+    match Identity::make(&config.node) {
+        Ok(identity) => Some((address, identity)),
+        Err(error) => {
+            tracing::error!("there are no diagnostics: {error:#}");
+            None
+        }
+    }
 }
 
 fn southbound_config(config: &Config) -> SouthboundConfig {

@@ -1,5 +1,6 @@
 //! The flags of the agent. Each has an environment variable.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -8,6 +9,7 @@ use cobalt_ovs::{Identity, Remote};
 use cobalt_runtime::flags::{Listen, listen, some_path, some_text};
 use cobalt_runtime::logging::LogArgs;
 
+use crate::diagnostics::capture::Limits;
 use crate::settings::Settings;
 
 const EXAMPLE: &str = "\
@@ -75,9 +77,52 @@ pub struct Config {
     #[arg(long, env = "HEALTH_PROBE_BIND_ADDRESS", default_value = ":8082", value_parser = listen)]
     pub health_probe_bind_address: Listen,
 
+    /// Questions and captures.
+    #[command(flatten)]
+    pub diagnostics: DiagnosticsArgs,
+
     /// The log.
     #[command(flatten)]
     pub log: LogArgs,
+}
+
+/// Where and how much of diagnostics there is.
+#[derive(Debug, Clone, Args)]
+pub struct DiagnosticsArgs {
+    /// Where questions are answered over HTTPS; 0 is nowhere
+    #[arg(long, env = "DIAGNOSTICS_BIND_ADDRESS", default_value = ":9476", value_parser = listen)]
+    pub diagnostics_bind_address: Listen,
+
+    /// The address at which others reach this node; without it nobody is told where to ask
+    #[arg(long, env = "NODE_IP", value_name = "ADDRESS")]
+    pub node_ip: Option<IpAddr>,
+
+    /// How many seconds a capture may take
+    #[arg(long, env = "CAPTURE_MAX_SECONDS", default_value_t = 300, value_name = "SECONDS",
+          value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub capture_max_seconds: u64,
+
+    /// How many bytes a capture may have
+    #[arg(long, env = "CAPTURE_MAX_BYTES", default_value_t = 256 * 1024 * 1024,
+          value_name = "BYTES", value_parser = clap::value_parser!(u64).range(1..))]
+    pub capture_max_bytes: u64,
+
+    /// How many captures there may be at once; 0 is none
+    #[arg(long, env = "CAPTURE_MAX_CONCURRENT", default_value_t = 2, value_name = "CAPTURES",
+          value_parser = clap::value_parser!(u16).range(..=64))]
+    pub capture_max_concurrent: u16,
+}
+
+impl DiagnosticsArgs {
+    /// What captures may take.
+    #[must_use]
+    pub fn limits(&self) -> Limits {
+        Limits {
+            seconds: self.capture_max_seconds,
+            bytes: self.capture_max_bytes,
+            concurrent: self.capture_max_concurrent.into(),
+        }
+    }
 }
 
 /// How the southbound database is reached. Which one it is, the switch says
@@ -240,6 +285,8 @@ mod tests {
             (["--port-grace", "0s"], "at least 100ms"),
             (["--ovsdb", "punix:/x"], "unix:PATH"),
             (["--southbound-ca", "/ca"], "--southbound-certificate"),
+            (["--capture-max-seconds", "0"], "1..=86400"),
+            (["--node-ip", "hv1"], "invalid IP address"),
         ] {
             let error = parse(&[&["--node", "hv1"][..], &arguments[..]].concat())
                 .or_else(|_| parse(&arguments))

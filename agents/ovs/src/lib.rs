@@ -14,12 +14,15 @@
 //! | `settings` | a folder of settings | thresholds |
 //! | `report` | all of the above | the OVSNode, Events |
 //! | `scrape` | all of the above, counters of interfaces | /metrics |
+//! | `diagnostics::server` | OVSDB, unixctl, packets; the API server about who asks | answers over HTTPS |
+//! | `diagnostics::capture` | ports and mirrors of captures | takes away those that nobody needs |
 //!
-//! Nothing here changes the switch.
+//! Nothing here changes the switch, but for captures: they add a mirror, and take it away.
 
 pub mod agent;
 pub mod config;
 pub mod decide;
+pub mod diagnostics;
 pub mod metrics;
 pub mod observe;
 pub mod report;

@@ -1,8 +1,19 @@
 //! The agent's own metrics.
 
+use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
+
+/// A call of diagnostics.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct RequestLabels {
+    /// A closed set: the paths that there are, and `other`.
+    pub path: &'static str,
+    /// What became of it.
+    pub code: u16,
+}
 
 /// Counters and gauges of the agent. A clone counts into the same.
 #[derive(Debug, Clone, Default)]
@@ -19,6 +30,12 @@ pub struct Metrics {
     pub southbound_connected: Gauge,
     /// Times that the flows of all bridges were read.
     pub flow_reads: Counter,
+    /// Calls of diagnostics.
+    pub diagnostics_requests: Family<RequestLabels, Counter>,
+    /// Captures under way.
+    pub captures: Gauge,
+    /// Packets that a capture should have had.
+    pub capture_dropped: Counter,
 }
 
 impl Metrics {
@@ -54,6 +71,21 @@ impl Metrics {
             name("flow_reads"),
             "Times that the flows of all bridges were read",
             self.flow_reads.clone(),
+        );
+        registry.register(
+            name("diagnostics_requests"),
+            "Calls of diagnostics, by what became of them",
+            self.diagnostics_requests.clone(),
+        );
+        registry.register(
+            name("captures"),
+            "Captures under way",
+            self.captures.clone(),
+        );
+        registry.register(
+            name("capture_dropped"),
+            "Packets that captures lost because nobody took them in time",
+            self.capture_dropped.clone(),
         );
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cobalt_api::names::FieldManager;
-use cobalt_api::ovsnode::{Issue, OvsNode, OvsNodeStatus, Severity};
+use cobalt_api::ovsnode::{Diagnostics, Issue, OvsNode, OvsNodeStatus, Severity};
 use cobalt_ovs::ovsdb::Connection;
 use cobalt_runtime::{
     ApplyError, Backoff, Health, Note, Observed, Pace, Recorder, apply, apply_status, chain, within,
@@ -96,6 +96,7 @@ impl Inputs {
             flows: Arc::clone(&self.flows.borrow_and_update()),
             southbound: self.southbound.borrow_and_update().clone(),
             counters: None,
+            diagnostics: None,
         }
     }
 
@@ -125,6 +126,8 @@ pub struct ReportConfig {
     pub metrics: Metrics,
     /// The issues as they are written, for the metrics.
     pub issues: watch::Sender<Vec<Issue>>,
+    /// Where this agent answers questions.
+    pub diagnostics: Option<Diagnostics>,
 }
 
 impl std::fmt::Debug for ReportConfig {
@@ -248,6 +251,7 @@ impl Writer {
         }
         let snapshot = Snapshot {
             counters: self.counters,
+            diagnostics: self.config.diagnostics.clone(),
             ..inputs.snapshot()
         };
         let judgement = self.judge(&snapshot, &settings, &node);

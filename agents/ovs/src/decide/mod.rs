@@ -13,7 +13,7 @@ pub mod status;
 
 use std::sync::Arc;
 
-use cobalt_api::ovsnode::Metrics;
+use cobalt_api::ovsnode::{Diagnostics, Metrics};
 
 use crate::observe::Link;
 use crate::observe::daemon::Daemon;
@@ -40,6 +40,8 @@ pub struct Snapshot {
     pub southbound: Option<Arc<Southbound>>,
     /// The sums of all counters, when they were read last.
     pub counters: Option<Metrics>,
+    /// Where this agent answers questions.
+    pub diagnostics: Option<Diagnostics>,
 }
 
 #[cfg(test)]
@@ -59,8 +61,8 @@ pub mod tests {
         (
             name.to_owned(),
             Port {
-                bond: None,
                 interfaces,
+                ..Port::default()
             },
         )
     }
@@ -99,14 +101,15 @@ pub mod tests {
             bond: Some(BondSettings {
                 mode: "balance-tcp".into(),
                 lacp: true,
-                fallback: false,
+                ..BondSettings::default()
             }),
             interfaces: [("eno1".into(), card(1)), ("eno2".into(), card(2))].into(),
+            ..Port::default()
         };
         let bridge = |ports: Vec<(String, Port)>| Bridge {
             datapath_type: "netdev".into(),
             ports: ports.into_iter().collect(),
-            controllers: BTreeMap::new(),
+            ..Bridge::default()
         };
         let switch = Switch {
             next_cfg: 4,
@@ -160,6 +163,7 @@ pub mod tests {
             ),
             southbound: Some(Arc::new(southbound)),
             counters: Some(Metrics::default()),
+            diagnostics: None,
         }
     }
 

@@ -92,6 +92,8 @@ pub fn wanted(
     if snapshot.counters.is_some() {
         status.metrics = snapshot.counters;
     }
+    // Of another agent than this one nobody gets an answer there.
+    status.diagnostics.clone_from(&snapshot.diagnostics);
     status
 }
 

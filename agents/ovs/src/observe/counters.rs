@@ -7,6 +7,8 @@ use cobalt_api::ovsnode::Metrics;
 use cobalt_ovs::Error;
 use cobalt_ovs::ovsdb::{Connection, Operation, vswitch};
 
+use super::switch::CAPTURE_DEVICE;
+
 cobalt_ovs::ovsdb_table! {
     /// The counters of an interface.
     pub struct Counters: "Interface" {
@@ -32,6 +34,8 @@ pub async fn read(connection: &Connection, deadline: Duration) -> Result<AllCoun
     let rows = outcomes.into_iter().flat_map(|outcome| outcome.rows);
     Ok(rows
         .map(|row| row.read::<Counters>())
+        // What a capture sees was counted where it was seen.
+        .filter(|counters| !counters.name.starts_with(CAPTURE_DEVICE))
         .map(|counters| (counters.name, counters.statistics))
         .collect())
 }

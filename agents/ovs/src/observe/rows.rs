@@ -32,6 +32,8 @@ cobalt_ovs::ovsdb_table! {
         name: String,
         /// `netdev` or `system`; empty is `system`.
         datapath_type: String,
+        /// What it does without a controller: `standalone` or `secure`.
+        fail_mode: Option<String>,
         /// Its ports.
         ports: BTreeSet<Uuid>,
         /// Its OpenFlow controllers.
@@ -46,12 +48,18 @@ cobalt_ovs::ovsdb_table! {
         name: String,
         /// Its interfaces.
         interfaces: BTreeSet<Uuid>,
+        /// Its VLAN.
+        tag: Option<i64>,
         /// How a bond spreads packets.
         bond_mode: Option<String>,
+        /// The active member of a bond, by its address.
+        bond_active_slave: Option<String>,
         /// Whether a bond negotiates: `active`, `passive`, `off`.
         lacp: Option<String>,
         /// `lacp-fallback-ab` ...
         other_config: BTreeMap<String, String>,
+        /// Whether it is of a capture.
+        external_ids: BTreeMap<String, String>,
     }
 }
 
@@ -78,12 +86,22 @@ cobalt_ovs::ovsdb_table! {
         link_speed: Option<i64>,
         /// The largest packet.
         mtu: Option<i64>,
+        /// Its address.
+        mac_in_use: Option<String>,
         /// Whether the partner of a bond member is heard.
         lacp_current: Option<bool>,
         /// `driver_name` ...
         status: BTreeMap<String, String>,
         /// `iface-id`, `ovn-installed` ...
         external_ids: BTreeMap<String, String>,
+    }
+}
+
+cobalt_ovs::ovsdb_table! {
+    /// A mirror.
+    pub struct MirrorRow: "Mirror" {
+        /// Its name.
+        name: String,
     }
 }
 

@@ -11,11 +11,15 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::Link;
-use super::rows::{BridgeRow, ControllerRow, InterfaceRow, PortRow, Root};
+use super::rows::{BridgeRow, ControllerRow, InterfaceRow, MirrorRow, PortRow, Root};
 use crate::metrics::Metrics;
 
 /// The bridge that ovn-controller fills, where nobody says another.
 const INTEGRATION_BRIDGE: &str = "br-int";
+/// What marks the ports and mirrors of captures, in `external_ids`.
+pub const CAPTURE_MARK: &str = "cobalt-capture";
+/// How the names of their devices begin.
+pub const CAPTURE_DEVICE: &str = "cobcap";
 
 /// What is known of the switch.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -36,13 +40,31 @@ pub struct Switch {
     pub integration_bridge: String,
     /// Its bridges by name.
     pub bridges: BTreeMap<String, Bridge>,
+    /// The ports that captures have added, by name. They are in no bridge here: nobody but a capture
+    /// wants to know of them.
+    pub captures: BTreeMap<String, CapturePort>,
+    /// The names of its mirrors.
+    pub mirrors: BTreeSet<String>,
+}
+
+/// A port that a capture has added.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct CapturePort {
+    /// Its OpenFlow number; -1 if it could not be added.
+    pub ofport: Option<i64>,
+    /// Why it could not be added.
+    pub error: Option<String>,
 }
 
 /// A bridge.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Bridge {
+    /// Its row.
+    pub uuid: Uuid,
     /// `netdev` or `system`.
     pub datapath_type: String,
+    /// What it does without a controller: `standalone` or `secure`.
+    pub fail_mode: Option<String>,
     /// Its ports by name.
     pub ports: BTreeMap<String, Port>,
     /// Its OpenFlow controllers that it has to reach, and whether it has.
@@ -52,6 +74,10 @@ pub struct Bridge {
 /// A port.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Port {
+    /// Its row.
+    pub uuid: Uuid,
+    /// Its VLAN.
+    pub tag: Option<i64>,
     /// How it acts as a bond, if it is one.
     pub bond: Option<BondSettings>,
     /// Its interfaces by name: one, or the members of a bond.
@@ -67,6 +93,8 @@ pub struct BondSettings {
     pub lacp: bool,
     /// It works without an answer of the other side, as if it did not negotiate.
     pub fallback: bool,
+    /// The member that is active, by its address, where only one is.
+    pub active: Option<String>,
 }
 
 /// An interface.
@@ -90,12 +118,16 @@ pub struct Interface {
     pub link_speed: Option<i64>,
     /// The largest packet.
     pub mtu: Option<i64>,
+    /// Its address.
+    pub mac: Option<String>,
     /// Whether the partner of a bond member is heard.
     pub lacp_current: Option<bool>,
     /// Its driver.
     pub driver: Option<String>,
     /// The logical port that it is for.
     pub iface_id: Option<String>,
+    /// The address of the instance's card.
+    pub attached_mac: Option<String>,
     /// OVN has made its flows.
     pub ovn_installed: bool,
 }
@@ -114,9 +146,11 @@ impl Interface {
             link_resets: row.link_resets,
             link_speed: row.link_speed,
             mtu: row.mtu,
+            mac: row.mac_in_use.clone(),
             lacp_current: row.lacp_current,
             driver: row.status.get("driver_name").cloned(),
             iface_id: id("iface-id"),
+            attached_mac: id("attached-mac"),
             ovn_installed: id("ovn-installed").is_some_and(|installed| installed == "true"),
         }
     }
@@ -143,16 +177,21 @@ impl Switch {
         interface: impl Fn(Uuid) -> Option<&'a InterfaceRow>,
         controller: impl Fn(Uuid) -> Option<&'a ControllerRow>,
     ) -> Self {
-        let read_port = |row: &PortRow| {
+        let captures = |row: &PortRow| row.external_ids.contains_key(CAPTURE_MARK);
+        let read_port = |uuid: Uuid, row: &PortRow| {
             let rows = row.interfaces.iter().filter_map(|uuid| interface(*uuid));
             Port {
+                uuid,
+                tag: row.tag,
                 bond: bond(row),
                 interfaces: rows
                     .map(|row| (row.name.clone(), Interface::read(row)))
                     .collect(),
             }
         };
-        let read_bridge = |row: &BridgeRow| Bridge {
+        let read_bridge = |uuid: Uuid, row: &BridgeRow| Bridge {
+            uuid,
+            fail_mode: row.fail_mode.clone(),
             datapath_type: match row.datapath_type.as_str() {
                 "" => "system".to_owned(),
                 kind => kind.to_owned(),
@@ -160,8 +199,9 @@ impl Switch {
             ports: row
                 .ports
                 .iter()
-                .filter_map(|uuid| port(*uuid))
-                .map(|row| (row.name.clone(), read_port(row)))
+                .filter_map(|uuid| Some((*uuid, port(*uuid)?)))
+                .filter(|(_, row)| !captures(row))
+                .map(|(uuid, row)| (row.name.clone(), read_port(uuid, row)))
                 .collect(),
             controllers: row
                 .controller
@@ -172,8 +212,27 @@ impl Switch {
                 .map(|row| (row.target.clone(), row.is_connected))
                 .collect(),
         };
+        let rows = || {
+            let bridges = root.bridges.iter();
+            bridges.filter_map(|uuid| Some((*uuid, bridge(*uuid)?)))
+        };
+        let read_capture = |row: &PortRow| {
+            let mut interfaces = row.interfaces.iter().filter_map(|uuid| interface(*uuid));
+            let interface = interfaces.next().map(Interface::read).unwrap_or_default();
+            CapturePort {
+                ofport: interface.ofport,
+                error: interface.error,
+            }
+        };
         let id = |name: &str| root.external_ids.get(name).cloned();
         Self {
+            captures: rows()
+                .flat_map(|(_, row)| row.ports.iter())
+                .filter_map(|uuid| port(*uuid))
+                .filter(|row| captures(row))
+                .map(|row| (row.name.clone(), read_capture(row)))
+                .collect(),
+            mirrors: BTreeSet::new(),
             next_cfg: root.next_cfg,
             cur_cfg: root.cur_cfg,
             ovs_version: root.ovs_version.clone(),
@@ -183,24 +242,26 @@ impl Switch {
             chassis: id("system-id"),
             southbound: id("ovn-remote").filter(|remote| !remote.is_empty()),
             integration_bridge: id("ovn-bridge").unwrap_or_else(|| INTEGRATION_BRIDGE.to_owned()),
-            bridges: root
-                .bridges
-                .iter()
-                .filter_map(|uuid| bridge(*uuid))
-                .map(|row| (row.name.clone(), read_bridge(row)))
+            bridges: rows()
+                .map(|(uuid, row)| (row.name.clone(), read_bridge(uuid, row)))
                 .collect(),
         }
     }
 
     fn read(tables: &Tables) -> Option<Self> {
         let (_, root) = tables.rows::<Root>().next()?;
-        Some(Self::assemble(
+        let switch = Self::assemble(
             root,
             |uuid| tables.get(uuid),
             |uuid| tables.get(uuid),
             |uuid| tables.get(uuid),
             |uuid| tables.get(uuid),
-        ))
+        );
+        let mirrors = tables.rows::<MirrorRow>();
+        Some(Self {
+            mirrors: mirrors.map(|(_, row)| row.name.clone()).collect(),
+            ..switch
+        })
     }
 
     /// Every interface with the names of its bridge, its port and its own.
@@ -236,6 +297,7 @@ fn bond(row: &PortRow) -> Option<BondSettings> {
             .other_config
             .get("lacp-fallback-ab")
             .is_some_and(|fallback| fallback == "true"),
+        active: row.bond_active_slave.clone(),
     })
 }
 
@@ -264,6 +326,7 @@ pub async fn run(
         .table::<BridgeRow>()
         .table::<PortRow>()
         .table::<InterfaceRow>()
+        .table::<MirrorRow>()
         .table::<ControllerRow>();
     let mut monitor = Monitor::new(vswitch::DATABASE, vec![remote], tables, options);
     loop {
@@ -326,7 +389,7 @@ mod tests {
         };
         let bridge = BridgeRow {
             name: "br-int".into(),
-            ports: [uuid(2), uuid(3)].into(),
+            ports: [uuid(2), uuid(3), uuid(8)].into(),
             controller: [uuid(5), uuid(6)].into(),
             ..BridgeRow::default()
         };
@@ -336,8 +399,15 @@ mod tests {
             lacp: Some("active".into()),
             ..PortRow::default()
         };
+        let capture = PortRow {
+            name: "cobcap0".into(),
+            interfaces: [uuid(4)].into(),
+            external_ids: names(&[(CAPTURE_MARK, "1-2-3")]),
+            ..PortRow::default()
+        };
         let tap = InterfaceRow {
             name: "tap1".into(),
+            ofport: Some(3),
             link_state: Some("up".into()),
             external_ids: names(&[("iface-id", "vm1"), ("ovn-installed", "true")]),
             ..InterfaceRow::default()
@@ -356,7 +426,11 @@ mod tests {
         let switch = Switch::assemble(
             &root,
             |id| (id == uuid(1)).then_some(&bridge),
-            |id| (id == uuid(2)).then_some(&port),
+            |id| match id.as_u128() {
+                2 => Some(&port),
+                8 => Some(&capture),
+                _ => None,
+            },
             |id| (id == uuid(4)).then_some(&tap),
             |id| {
                 controllers
@@ -369,7 +443,13 @@ mod tests {
         assert_eq!(switch.dpdk, None);
         assert_eq!(switch.iface_ids(), ["vm1"].into());
         let bridge = &switch.bridges["br-int"];
-        assert_eq!(bridge.datapath_type, "system");
+        assert_eq!(
+            (bridge.uuid, bridge.datapath_type.as_str()),
+            (uuid(1), "system")
+        );
+        // The port of a capture is no port of the bridge.
+        assert_eq!(bridge.ports.len(), 1);
+        assert_eq!(switch.captures["cobcap0"].ofport, Some(3));
         assert_eq!(bridge.controllers.len(), 1);
         let port = &bridge.ports["bond0"];
         let bond = port.bond.as_ref().unwrap();

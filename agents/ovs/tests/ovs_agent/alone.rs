@@ -116,7 +116,7 @@ async fn without_an_api_server_it_stays_and_says_so() {
 }
 
 /// Passes connections on to the API server, until it is dropped.
-struct Door(tokio::task::JoinHandle<()>);
+pub struct Door(tokio::task::JoinHandle<()>);
 
 impl Drop for Door {
     fn drop(&mut self) {
@@ -125,7 +125,7 @@ impl Drop for Door {
 }
 
 impl Door {
-    async fn open(at: SocketAddr, to: String) -> Self {
+    pub async fn open(at: SocketAddr, to: String) -> Self {
         let listener = tokio::net::TcpListener::bind(at).await.unwrap();
         Self(tokio::spawn(async move {
             let mut open = tokio::task::JoinSet::new();

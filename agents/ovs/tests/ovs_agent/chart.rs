@@ -116,7 +116,11 @@ async fn the_defaults_are_accepted_and_give_the_agent_no_more_than_it_needs() {
     assert_eq!(container["image"], image);
     assert!(pod["hostNetwork"] == true && pod["hostPID"].is_null());
     let rights = &container["securityContext"];
-    assert_eq!(rights["capabilities"], json!({ "drop": ["ALL"] }));
+    // Those of captures.
+    assert_eq!(
+        rights["capabilities"],
+        json!({ "drop": ["ALL"], "add": ["NET_RAW", "NET_ADMIN"] })
+    );
     assert_eq!(rights["readOnlyRootFilesystem"], true);
     assert_eq!(rights["allowPrivilegeEscalation"], false);
     assert_eq!(rights["privileged"], false);
@@ -132,6 +136,9 @@ async fn the_defaults_are_accepted_and_give_the_agent_no_more_than_it_needs() {
         "127.0.0.1:8082"
     );
     assert_eq!(container["livenessProbe"]["httpGet"]["host"], "127.0.0.1");
+    assert_eq!(value_of(&set, "DIAGNOSTICS_BIND_ADDRESS")["value"], ":9476");
+    let field = &value_of(&set, "NODE_IP")["valueFrom"]["fieldRef"]["fieldPath"];
+    assert_eq!(*field, "status.hostIP");
     let tolerated: BTreeSet<&str> = pod["tolerations"]
         .as_array()
         .unwrap()
@@ -168,6 +175,11 @@ async fn values_change_what_they_say_and_every_variable_is_one_that_the_agent_re
         ":8082"
     );
     assert_eq!(value_of(&set, "SKIP_STALE_FLOWS")["value"], "true");
+    // Captures are not possible: the capabilities would be for nothing.
+    let no_more = json!({ "drop": ["ALL"] });
+    assert_eq!(container["securityContext"]["capabilities"], no_more);
+    let field = &value_of(&set, "NODE_IP")["valueFrom"]["fieldRef"]["fieldPath"];
+    assert_eq!(*field, "status.podIP");
     let agent = Path::new(env!("CARGO_BIN_EXE_cobalt-ovs-agent"));
     let help = run(agent, &["--help"], "").unwrap();
     let env = container["env"].as_array().unwrap();
@@ -175,6 +187,28 @@ async fn values_change_what_they_say_and_every_variable_is_one_that_the_agent_re
     for name in env.iter().filter_map(|variable| variable["name"].as_str()) {
         assert!(help.contains(&format!("[env: {name}")), "{name}: {help}");
     }
+}
+
+#[tokio::test]
+async fn captures_and_diagnostics_can_be_left_out() {
+    let (server, _) = server().await;
+    let capabilities = |set: &Value| {
+        set["spec"]["template"]["spec"]["containers"][0]["securityContext"]["capabilities"].clone()
+    };
+    for setting in [
+        "diagnostics={\"capture\":false}",
+        "diagnostics={\"enabled\":false}",
+        "hostNetwork=false",
+        "socketGroup=108",
+    ] {
+        let set = daemon_set(server, &[setting]);
+        assert_eq!(capabilities(&set), json!({ "drop": ["ALL"] }), "{setting}");
+    }
+    let off = ["diagnostics={\"enabled\":false}"];
+    let set = daemon_set(server, &off);
+    assert_eq!(value_of(&set, "DIAGNOSTICS_BIND_ADDRESS")["value"], "0");
+    let all = render(server, "ovs-agent", "default", &off).unwrap();
+    assert!(!all.contains("tokenreviews") && !all.contains("cobalt-ovs-diagnostics"));
 }
 
 #[tokio::test]
@@ -222,6 +256,11 @@ async fn bad_values_are_refused_with_the_place_and_the_reason() {
             "not allowed",
         ),
         ("metrics={\"port\":0}", "/metrics/port", "minimum"),
+        (
+            "diagnostics={\"captureMaxSeconds\":0}",
+            "/diagnostics/captureMaxSeconds",
+            "minimum",
+        ),
     ] {
         let refused = render(server, "a", "default", &[setting]).unwrap_err();
         assert!(
@@ -474,6 +513,74 @@ impl Fleet {
         }
     }
 
+    /// Who may ask an agent, and who may ask for a token to do so.
+    fn check_diagnostics(&self) {
+        let namespace = &self.namespace;
+        let agents = format!("system:serviceaccount:{namespace}:{RELEASE}");
+        let asker = format!("system:serviceaccount:{namespace}:cobalt-ovs-diagnostics");
+        let person = "somebody".to_owned();
+        self.apply(&format!(
+            "apiVersion: rbac.authorization.k8s.io/v1\nkind: RoleBinding\nmetadata:\n  \
+             name: {person}\n  namespace: {namespace}\nroleRef:\n  \
+             apiGroup: rbac.authorization.k8s.io\n  kind: Role\n  \
+             name: cobalt-ovs-diagnostics-user\nsubjects:\n  - kind: User\n    name: {person}\n"
+        ));
+        let config = format!("--kubeconfig={}", self.server.kubeconfig.display());
+        let may = |who: &str, what: &[&str]| {
+            let who = format!("--as={who}");
+            let begin = [
+                config.as_str(),
+                "auth",
+                "can-i",
+                "-q",
+                "-n",
+                namespace,
+                &who,
+            ];
+            let program = self.server.bin.join("kubectl");
+            run(&program, &[&begin[..], what].concat(), "").is_ok()
+        };
+        let get = ["get", "ovsnodes.ovs.c5c3.io", "--subresource=diagnostics"];
+        let create = [
+            "create",
+            "ovsnodes.ovs.c5c3.io",
+            "--subresource=diagnostics",
+        ];
+        let write = ["patch", "ovsnodes.ovs.c5c3.io", "--subresource=status"];
+        let own = [
+            "create",
+            "serviceaccounts/cobalt-ovs-diagnostics",
+            "--subresource=token",
+        ];
+        let other = [
+            "create",
+            &format!("serviceaccounts/{RELEASE}"),
+            "--subresource=token",
+        ];
+        let find = ["get", "ovsnodes.ovs.c5c3.io"];
+        let review = ["create", "tokenreviews.authentication.k8s.io"];
+        let begun = Instant::now();
+        // The API server learns of a binding a moment after it was made.
+        while !may(&person, &find) {
+            assert!(begun.elapsed() < Duration::from_secs(60), "no right");
+        }
+        for (who, what, allowed) in [
+            (&asker, &get[..], true),
+            (&asker, &create, true),
+            (&asker, &write, false),
+            (&asker, &own, false),
+            (&asker, &review, false),
+            (&person, &find, true),
+            (&person, &own, true),
+            (&person, &other, false),
+            (&person, &get, false),
+            (&agents, &review, true),
+            (&agents, &create, false),
+        ] {
+            assert_eq!(may(who, what), allowed, "{who}: {what:?}");
+        }
+    }
+
     async fn check(&self, client: &Client, columns: [usize; 2]) {
         let mut wrong = Vec::new();
         for line in RIGHTS.lines().filter(|line| !line.is_empty()) {
@@ -522,6 +629,7 @@ async fn an_agents_token_reaches_its_own_nodes_objects_only() {
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     fleet.check(&agent, [2, 3]).await;
+    fleet.check_diagnostics();
     let nobody = fleet.client_with(None).await;
     for (kind, verb) in [
         ("ovsnodes", "apply"),

@@ -11,6 +11,8 @@
 
 mod alone;
 mod chart;
+mod diagnostics;
 mod faults;
+mod inside;
 mod support;
 mod switch;

@@ -17,12 +17,15 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, Command};
 use tokio::sync::OnceCell;
 
+use crate::inside::Network;
+
 /// Everything that is waited for, on a machine where other tests build.
 pub const PATIENCE: Duration = Duration::from_secs(90);
 /// Where the objects are.
 pub const NAMESPACE: &str = "default";
 
 const METRICS: u16 = 9475;
+const DIAGNOSTICS: u16 = 9476;
 const HEALTH: u16 = 8082;
 
 /// The API server with our kinds. Each test has its own client, because a client belongs to the
@@ -80,11 +83,16 @@ impl Hosts {
             .unwrap()
     }
 
-    /// A path of a host as this machine sees it.
-    pub async fn path(&self, host: &str, path: &str) -> PathBuf {
+    /// The first process of a host, as this machine sees it.
+    pub async fn pid_one(&self, host: &str) -> u32 {
         let status = self.0.status().await.unwrap();
         let node = status.nodes.iter().find(|node| node.name == host).unwrap();
-        let pid = cobalt_lab::node::pid_one(host, &node.observed).unwrap();
+        cobalt_lab::node::pid_one(host, &node.observed).unwrap()
+    }
+
+    /// A path of a host as this machine sees it.
+    pub async fn path(&self, host: &str, path: &str) -> PathBuf {
+        let pid = self.pid_one(host).await;
         PathBuf::from(format!("/proc/{pid}/root{path}"))
     }
 
@@ -140,6 +148,8 @@ impl Hosts {
 pub struct Agent {
     child: Child,
     address: Ipv4Addr,
+    /// Where that address is; out here if not in a host.
+    network: Option<Network>,
     log: PathBuf,
     /// Its settings, one file each.
     pub settings: PathBuf,
@@ -149,6 +159,16 @@ pub struct Agent {
 impl Agent {
     /// Starts an agent for a node, with more flags.
     pub fn start(kubeconfig: &Path, node: &str, flags: &[String]) -> Self {
+        Self::start_inside(None, kubeconfig, node, flags)
+    }
+
+    /// Starts an agent in the network of a host, through a command.
+    pub fn start_inside(
+        inside: Option<(&Network, &[&str])>,
+        kubeconfig: &Path,
+        node: &str,
+        flags: &[String],
+    ) -> Self {
         static NEXT: AtomicU8 = AtomicU8::new(1);
         // An address of its own for each, so that no two agents ever want the same port.
         let [_, _, high, low] = std::process::id().to_be_bytes();
@@ -158,10 +178,23 @@ impl Agent {
         let settings = dir.path().join("settings");
         std::fs::create_dir(&settings).unwrap();
         let output = std::fs::File::create(&log).unwrap();
-        let child = Command::new(env!("CARGO_BIN_EXE_cobalt-ovs-agent"))
+        let program = env!("CARGO_BIN_EXE_cobalt-ovs-agent");
+        let mut command = match inside {
+            Some((network, through)) => {
+                let mut command = Command::new("nsenter");
+                command.arg(network.flag()).args(through).arg(program);
+                command
+            }
+            None => Command::new(program),
+        };
+        let child = command
             .args(["--node", node, "--namespace", NAMESPACE])
             .arg(format!("--metrics-bind-address={address}:{METRICS}"))
             .arg(format!("--health-probe-bind-address={address}:{HEALTH}"))
+            .env(
+                "DIAGNOSTICS_BIND_ADDRESS",
+                format!("{address}:{DIAGNOSTICS}"),
+            )
             .arg(format!("--settings-dir={}", settings.display()))
             .args(["--probe-interval=500ms", "--flow-interval=500ms"])
             .args(flags)
@@ -178,6 +211,7 @@ impl Agent {
         Self {
             child,
             address,
+            network: inside.map(|(network, _)| network.clone()),
             log,
             settings,
             _dir: dir,
@@ -199,6 +233,16 @@ impl Agent {
         assert!(status.success(), "{status}\n{}", self.log());
     }
 
+    /// SIGKILL: it can do nothing about it.
+    pub async fn kill(&mut self) {
+        self.child.kill().await.unwrap();
+    }
+
+    /// Where it answers questions.
+    pub fn diagnostics(&self) -> SocketAddr {
+        SocketAddr::from((self.address, DIAGNOSTICS))
+    }
+
     pub fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
@@ -206,7 +250,10 @@ impl Agent {
     /// An answer of its HTTP servers: the status code and the body.
     pub async fn get(&self, port: u16, path: &str) -> std::io::Result<(u16, String)> {
         let address = SocketAddr::from((self.address, port));
-        let mut stream = tokio::net::TcpStream::connect(address).await?;
+        let mut stream = match &self.network {
+            Some(network) => network.connect(address)?,
+            None => tokio::net::TcpStream::connect(address).await?,
+        };
         let request = format!("GET {path} HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).await?;
         let mut answer = String::new();

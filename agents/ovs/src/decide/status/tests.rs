@@ -26,6 +26,23 @@ fn says(status: &OvsNodeStatus, condition: OvsNodeCondition) -> (&str, &str) {
 }
 
 #[test]
+fn where_questions_are_answered_is_told_and_taken_back() {
+    let diagnostics = cobalt_api::ovsnode::Diagnostics {
+        url: "https://192.0.2.1:9476".into(),
+        certificate_sha256: "0".repeat(64),
+    };
+    let mut snapshot = healthy();
+    snapshot.diagnostics = Some(diagnostics.clone());
+    let told = status_of(&snapshot);
+    assert_eq!(told.diagnostics, Some(diagnostics));
+    let mut written = node();
+    written.status = Some(told);
+    let back = wanted(&healthy(), Vec::new(), &written, at(60));
+    assert_eq!(back.diagnostics, None);
+    assert!(!is_written(&back, &written, false));
+}
+
+#[test]
 fn a_healthy_node_says_so_in_every_field() {
     let status = status_of(&healthy());
     for condition in OvsNodeCondition::ALL {
