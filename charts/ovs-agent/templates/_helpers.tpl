@@ -37,6 +37,21 @@ app.kubernetes.io/part-of: cobaltcore
 {{- end -}}
 {{- end -}}
 
+{{/* The account that `cobalt ovs` asks with, and what is named after it. Not of the release's name:
+people and their tools have to find it. */}}
+{{- define "ovs-agent.diagnostics" -}}
+cobalt-ovs-diagnostics
+{{- end -}}
+
+{{/* Whether captures are possible: yes, or nothing. */}}
+{{- define "ovs-agent.captures" -}}
+{{- with .Values -}}
+{{- if and .diagnostics.enabled .diagnostics.capture .hostNetwork (not .socketGroup) -}}
+yes
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* Where a probe asks: the chart's values and the path. With the host's network only the node asks. */}}
 {{- define "ovs-agent.probe" -}}
 {{- $root := index . 0 -}}
