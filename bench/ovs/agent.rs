@@ -5,6 +5,7 @@ use std::path::Path;
 use anyhow::{Result, bail};
 use tokio::process::Command;
 
+use crate::inside::Network;
 use crate::process::{Process, Usage};
 use crate::site::{HOST, NAMESPACE, Site};
 
@@ -16,6 +17,27 @@ impl Agent {
     /// Starts it, and waits until it has reported.
     pub async fn start(program: &Path, site: &Site) -> Result<Self> {
         let mut command = Command::new(program);
+        command.env("KUBECONFIG", site.kubeconfig());
+        Self::run(command, site).await
+    }
+
+    /// Starts it in the network of the hypervisor, where captures are.
+    pub async fn start_inside(
+        program: &Path,
+        site: &Site,
+        network: &Network,
+        kubeconfig: &Path,
+    ) -> Result<Self> {
+        let mut command = Command::new("nsenter");
+        command
+            .arg(network.flag())
+            .arg(program)
+            .args(["--node-ip", "127.0.0.1"])
+            .env("KUBECONFIG", kubeconfig);
+        Self::run(command, site).await
+    }
+
+    async fn run(mut command: Command, site: &Site) -> Result<Self> {
         command
             .args(["--node", HOST, "--namespace", NAMESPACE])
             .arg("--ovs-rundir")
@@ -24,7 +46,7 @@ impl Agent {
             .arg(site.inside("run/ovn"))
             .args(["--metrics-bind-address", "0"])
             .args(["--health-probe-bind-address", "0"])
-            .env("KUBECONFIG", site.kubeconfig());
+            .args(["--diagnostics-bind-address", "127.0.0.1:9476"]);
         let mut process = Process::start(&mut command, &site.log())?;
         tokio::select! {
             reported = site.seen().well() => drop(reported?),

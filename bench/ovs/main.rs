@@ -6,6 +6,9 @@
 //! agent runs with its defaults.
 
 mod agent;
+mod captures;
+#[path = "../../agents/ovs/tests/ovs_agent/inside.rs"]
+mod inside;
 #[path = "../common/process.rs"]
 mod process;
 mod site;
@@ -50,6 +53,9 @@ struct Arguments {
     /// Minutes in which instances come and go, and nothing may be called wrong
     #[arg(long, default_value_t = 2)]
     churn_minutes: u64,
+    /// How many captures are timed
+    #[arg(long, default_value_t = 50)]
+    captures: usize,
 }
 
 #[tokio::main]
@@ -112,7 +118,13 @@ async fn measure_all(arguments: &Arguments, site: &Site, table: &mut Table) -> R
         Err(error) => table.failed("churn", &error),
     }
     memory(table, "RSS (anonymous) after it", agent.usage()?);
-    agent.stop().await
+    agent.stop().await?;
+    let timed = captures::first_packets(&arguments.agent, site, arguments.captures);
+    match Box::pin(timed).await {
+        Ok(times) => table.spread("question to first captured packet", &times, Some(100)),
+        Err(error) => table.failed("question to first captured packet", &error),
+    }
+    Ok(())
 }
 
 fn memory(table: &mut Table, name: &str, usage: Usage) {

@@ -23,6 +23,8 @@ use serde_json::Value;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
+use crate::inside::Network;
+
 /// The hypervisor.
 pub const HOST: &str = "hv1";
 /// Where its OVSNode is.
@@ -38,6 +40,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 pub struct Site {
     lab: Lab,
     root: PathBuf,
+    network: Network,
     seen: Seen,
     /// Where the northbound database is.
     northbound: String,
@@ -73,6 +76,7 @@ impl Site {
         Ok(Self {
             lab,
             root: PathBuf::from(format!("/proc/{pid_one}/root")),
+            network: Network::of(pid_one),
             seen: Seen::start(client),
             northbound: members.join(","),
         })
@@ -86,6 +90,27 @@ impl Site {
     /// What the watch shows.
     pub fn seen(&self) -> Seen {
         self.seen.clone()
+    }
+
+    /// The network of the hypervisor.
+    pub fn network(&self) -> Network {
+        self.network.clone()
+    }
+
+    /// An admin.
+    pub async fn client(&self) -> Result<Client> {
+        self.lab.client(CLUSTER).await
+    }
+
+    /// A port from which packets can be sent to somebody who is not there.
+    pub async fn add_sender(&self, name: &str) -> Result<()> {
+        self.sh(&format!(
+            "ovs-vsctl --timeout=60 add-port {BRIDGE} {name} -- set Interface {name} type=internal
+             ip link set {name} up
+             ip address add 198.51.100.1/24 dev {name}
+             ip neighbour add 198.51.100.2 lladdr 02:00:00:00:00:99 dev {name}"
+        ))
+        .await
     }
 
     /// The admin's kubeconfig.
@@ -282,6 +307,13 @@ impl Seen {
                 && status.metrics.is_some()
         };
         Ok(self.until(well).await?.1)
+    }
+
+    /// The certificate of the agent that answers questions.
+    pub async fn certificate(mut self) -> Result<String> {
+        let (_, status) = self.until(|status| status.diagnostics.is_some()).await?;
+        let diagnostics = status.diagnostics.context("no diagnostics")?;
+        Ok(diagnostics.certificate_sha256)
     }
 
     /// When the watch showed so many ports.
