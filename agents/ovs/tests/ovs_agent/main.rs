@@ -14,5 +14,6 @@ mod chart;
 mod diagnostics;
 mod faults;
 mod inside;
+mod secure;
 mod support;
 mod switch;
