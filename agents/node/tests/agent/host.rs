@@ -107,8 +107,11 @@ impl Host {
         self.agent = None;
         let root = self.root().await;
         let program = root.join("root/agent");
-        std::fs::copy(env!("CARGO_BIN_EXE_cobalt-node-agent"), &program).unwrap();
-        std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
+        // The one before this may still run from that file: it cannot be written then.
+        if !program.exists() {
+            std::fs::copy(env!("CARGO_BIN_EXE_cobalt-node-agent"), &program).unwrap();
+            std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
+        }
         std::fs::copy(&self.server.kubeconfig, root.join("root/kubeconfig")).unwrap();
         let log = std::fs::File::create(self.log()).unwrap();
         let pid = self.pid_one().await.to_string();
