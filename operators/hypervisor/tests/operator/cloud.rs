@@ -311,18 +311,7 @@ impl Cloud {
         metadata: &[(&str, &str)],
     ) -> String {
         let client = self.client();
-        let metadata = metadata.iter();
-        let new = NewServer {
-            name: name.into(),
-            flavor: flavor.into(),
-            root: RootDisk::Blank { gib: 1 },
-            networks: NewServerNetworks::None,
-            host: Some(host.into()),
-            availability_zone: zone.map(ToOwned::to_owned),
-            metadata: metadata
-                .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
-                .collect(),
-        };
+        let new = new_server(name, host, zone, flavor, metadata);
         // The scheduler hears a moment later that a host was let go by the tests: as tenants do, it
         // is tried again.
         until("a server runs", || async {
@@ -382,6 +371,28 @@ fn address(catalog: &Value, kind: &str) -> String {
     let url = service["endpoints"][0]["url"].as_str().unwrap();
     let url: http::Uri = url.parse().unwrap();
     format!("http://{}", url.authority().unwrap())
+}
+
+/// A server to be, on a host.
+pub fn new_server(
+    name: &str,
+    host: &str,
+    zone: Option<&str>,
+    flavor: &str,
+    metadata: &[(&str, &str)],
+) -> NewServer {
+    let metadata = metadata.iter();
+    NewServer {
+        name: name.into(),
+        flavor: flavor.into(),
+        root: RootDisk::Blank { gib: 1 },
+        networks: NewServerNetworks::None,
+        host: Some(host.into()),
+        availability_zone: zone.map(ToOwned::to_owned),
+        metadata: metadata
+            .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+            .collect(),
+    }
 }
 
 /// One call. Returns the token that came with the answer, if one did, and its body.

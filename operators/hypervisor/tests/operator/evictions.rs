@@ -17,7 +17,7 @@ use kube::runtime::wait::await_condition;
 use kube::{Api, ResourceExt};
 use serde_json::json;
 
-use crate::cloud::slow_cloud;
+use crate::cloud::{new_server, slow_cloud};
 use crate::door::{Doors, Fate};
 use crate::eviction_faults::at_once;
 use crate::support::{Operator, PATIENCE, Site, unique, until};
@@ -447,6 +447,56 @@ async fn w7_each_state_is_handled_as_nova_allows() {
         )
         .await;
     assert_eq!(host.status.unwrap().evicted, Some(false));
+}
+
+#[tokio::test]
+async fn what_is_being_built_or_resized_is_moved_once_that_is_over() {
+    let drain = Drain::new("busy", 2, &[]).await;
+    let cloud = drain.site.cloud;
+    let zone = Some(drain.zone.as_str());
+    let resized = cloud.boot_in("resized", &drain.targets[0], zone, &[]).await;
+    // It comes to the host, and waits there for its owner.
+    let client = cloud.client();
+    let compute = client.compute();
+    let source = Some(drain.source.as_str());
+    compute.migrate(&resized, source).await.unwrap();
+    drain.in_state(&resized, ServerStatus::VerifyResize).await;
+    cloud.knob("hang_spawn", &drain.source, true).await;
+    let new = new_server("built", &drain.source, zone, "1", &[]);
+    let built = compute.create_server(&new).await.unwrap();
+    until("it is being built", || async {
+        let server = compute.server(&built).await.unwrap();
+        let here = server.host.as_deref() == source;
+        (here && server.status == ServerStatus::Build).then_some(())
+    })
+    .await;
+
+    drain.begin().await;
+    let waits = |status: &EvictionStatus, name: &str| {
+        let mut rows = status.instances.iter();
+        rows.any(|row| {
+            row.name.as_deref() == Some(name)
+                && row.state == InstanceState::Blocked
+                && reasons(row) == ["TaskInProgress"]
+        })
+    };
+    drain
+        .eviction("both are waited for", |status| {
+            waits(status, "resized") && waits(status, "built")
+        })
+        .await;
+    cloud.knob("hang_spawn", &drain.source, false).await;
+    let confirm = json!({ "confirmResize": null });
+    cloud.server_action(&resized, confirm).await;
+    let status = drain.ended(Outcome::Succeeded).await;
+    for name in ["resized", "built"] {
+        let row = row(&status, name);
+        assert_eq!(
+            (row.state, row.method),
+            (InstanceState::Moved, Some(Method::Live)),
+            "{row:#?}"
+        );
+    }
 }
 
 #[tokio::test]
