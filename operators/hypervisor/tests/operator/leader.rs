@@ -1,5 +1,7 @@
 //! Several operators, of which one acts.
 
+use std::time::Duration;
+
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::api::{ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt};
@@ -153,11 +155,19 @@ async fn the_lease_of_the_operator_before_is_respected() {
         .create(&PostParams::default(), &node)
         .await
         .unwrap();
-    // It knows the fleet, and does nothing for as long as the other one renews.
-    for _ in 0..4 {
-        ours.looks(1).await;
-        write(held()).await;
+    // It knows the fleet, and does nothing for as long as the other one renews, which does so by the
+    // clock.
+    let renews = async {
+        loop {
+            write(held()).await;
+            tokio::time::sleep(Duration::from_secs(2)).await;
+        }
+    };
+    tokio::select! {
+        () = ours.looks(4) => {}
+        () = renews => {}
     }
+    write(held()).await;
     assert!(!leads(&ours).await);
     let object = site.hypervisors().get_opt(&host).await.unwrap();
     assert!(object.is_none(), "two operators would act");
