@@ -204,7 +204,13 @@ impl Engine {
             .collect();
         for (name, known) in vanished {
             let aftermath = match connection.lookup_by_uuid(known.instance).await {
-                Ok(domain) => look::aftermath(connection, &domain).await,
+                // That the scan did not find its job is no proof: it may have got no answer.
+                Ok(domain) => match look::job(connection, &domain).await {
+                    Ok(Some(Reading::Job(_))) => continue,
+                    Ok(Some(Reading::NoJob(aftermath))) => Ok(aftermath),
+                    Ok(None) => look::aftermath(connection, &domain).await,
+                    Err(error) => Err(error),
+                },
                 Err(error) if error.is_no_domain() => Ok(Aftermath {
                     place: Place::Gone,
                     completed: None,
