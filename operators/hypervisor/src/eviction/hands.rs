@@ -71,7 +71,7 @@ impl Hands {
         let mut reads = reads.lock().unwrap_or_else(PoisonError::into_inner);
         match done {
             Ok(found) => {
-                if !matches!(action, Action::Hold | Action::Release | Action::ReadRunning) {
+                if !is_of_others(action) {
                     reads.trouble = None;
                 }
                 found(&mut reads);
@@ -419,6 +419,15 @@ impl Hands {
     }
 }
 
+/// Whether an answer to it says nothing of Nova: it comes from the API server, or from Placement
+/// alone.
+fn is_of_others(action: &Action) -> bool {
+    matches!(
+        action,
+        Action::Hold | Action::Release | Action::ReadRunning | Action::ReadHolders { .. }
+    )
+}
+
 /// When the newest change was that is known, by Nova's clock. `None`: all are to be read, which also
 /// mends what a clock that goes wrong has hidden.
 fn newest_change(reads: &Reads, now: Timestamp) -> Option<Timestamp> {
@@ -580,6 +589,14 @@ mod tests {
             .map(|one| (one.id, one.status.is_success()))
             .collect();
         assert_eq!(all, [(3, false), (2, true), (1, true)]);
+    }
+
+    #[test]
+    fn a_glance_at_placement_does_not_say_that_nova_is_well() {
+        let provider = String::new();
+        assert!(is_of_others(&Action::ReadHolders { provider }));
+        let host = String::new();
+        assert!(!is_of_others(&Action::ReadMigrations { host }));
     }
 
     #[test]

@@ -279,8 +279,8 @@ pub enum Action {
         /// The provider of the host.
         provider: Option<String>,
     },
-    /// See in Placement who still holds something of the host. It is a glance: cheaper than to ask
-    /// Nova, and only there to know when to ask Nova.
+    /// See in Placement who still holds something of the host. It is a glance, cheaper than to ask
+    /// Nova: it says when to ask Nova, and at the end whether anybody is on the way to the host.
     ReadHolders {
         /// The provider of the host.
         provider: String,
