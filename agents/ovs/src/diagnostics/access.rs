@@ -232,11 +232,18 @@ pub struct Audit {
     written: bool,
 }
 
+/// What became of a capture.
+struct Packets<'a> {
+    taken: u64,
+    dropped: u64,
+    end: &'a str,
+}
+
 impl Drop for Audit {
     /// Who asked went away before there was an answer.
     fn drop(&mut self) {
         if !self.written {
-            self.write(GONE, 0);
+            self.write(GONE, 0, None);
         }
     }
 }
@@ -265,10 +272,20 @@ impl Audit {
 
     /// It was answered.
     pub fn answered(mut self, status: StatusCode, bytes: u64) {
-        self.write(status.as_u16(), bytes);
+        self.write(status.as_u16(), bytes, None);
     }
 
-    fn write(&mut self, status: u16, bytes: u64) {
+    /// It was a capture, and that has ended.
+    pub fn captured(mut self, bytes: u64, packets: u64, dropped: u64, end: &str) {
+        let packets = Packets {
+            taken: packets,
+            dropped,
+            end,
+        };
+        self.write(StatusCode::OK.as_u16(), bytes, Some(&packets));
+    }
+
+    fn write(&mut self, status: u16, bytes: u64, packets: Option<&Packets<'_>>) {
         self.count(status);
         let (user, credential) = self.who();
         tracing::info!(
@@ -280,27 +297,9 @@ impl Audit {
             arguments = self.arguments,
             status,
             bytes,
-            milliseconds = self.milliseconds(),
-            "diagnostics"
-        );
-    }
-
-    /// It was a capture, and that has ended.
-    pub fn captured(mut self, bytes: u64, packets: u64, dropped: u64, end: &str) {
-        self.count(StatusCode::OK.as_u16());
-        let (user, credential) = self.who();
-        tracing::info!(
-            target: "audit",
-            user,
-            credential,
-            method = self.method,
-            path = self.path,
-            arguments = self.arguments,
-            status = StatusCode::OK.as_u16(),
-            bytes,
-            packets,
-            dropped,
-            end,
+            packets = packets.map(|packets| packets.taken),
+            dropped = packets.map(|packets| packets.dropped),
+            end = packets.map(|packets| packets.end),
             milliseconds = self.milliseconds(),
             "diagnostics"
         );
