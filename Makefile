@@ -3,6 +3,9 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 COBALT := target/debug/cobalt
+XTASK := target/debug/xtask
+# The one binary of integration tests that each crate has.
+TESTS := $(notdir $(patsubst %/main.rs,%,$(wildcard */tests/*/main.rs */*/tests/*/main.rs)))
 TOOLS := $(or $(COBALT_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/cobalt)/tools
 DENY_VERSION := 0.20.2
 NODES ?= 3
@@ -34,13 +37,15 @@ down: build ## Take it down; nothing is left
 .PHONY: test
 test: build ## Run every test, after all set-up on a fresh machine
 	@# The Go build and the download of the nodes' tree run beside the compiler.
-	@$(COBALT) lab prepare & prepare=$$!; cargo test --locked --workspace --no-run; built=$$?; \
+	@$(COBALT) lab prepare & prepare=$$!; cargo test --locked --workspace --lib --bins --tests --no-run; built=$$?; \
 	  wait $$prepare && exit $$built
-	cargo xtask deps
-	cargo xtask gen --check
-	cargo test --locked --workspace --exclude cobalt-hypervisor-operator
+	$(XTASK) deps
+	$(XTASK) gen --check
+	@# Always the whole workspace: with fewer crates, features differ and all is compiled once more.
+	cargo test --locked --workspace --lib --bins $(addprefix --test ,$(filter-out operator,$(TESTS)))
+	cargo test --locked --workspace --doc
 	@# These wait for Nova nearly all of the time.
-	RUST_TEST_THREADS=4 cargo test --locked -p cobalt-hypervisor-operator
+	RUST_TEST_THREADS=4 cargo test --locked --workspace --test operator
 
 .PHONY: test-cgroup2
 test-cgroup2: build ## Prove the lab on cgroup v2, in a QEMU guest (slow)
