@@ -1,4 +1,4 @@
-//! Neutron: networks by id or by exactly their name, and the ports of a server.
+//! Neutron: networks by id or by exactly their name, and the ports of a server or a host.
 
 use http::Method;
 use serde::Deserialize;
@@ -57,6 +57,25 @@ pub struct Port {
     pub vif_type: Option<String>,
 }
 
+impl Port {
+    /// Whether the guest has a device of its host behind it (SR-IOV and the like), which Nova takes
+    /// off while the guest is moved.
+    #[must_use]
+    pub fn is_device_of_host(&self) -> bool {
+        let kinds = [
+            "accelerator-direct",
+            "accelerator-direct-physical",
+            "direct",
+            "direct-physical",
+            "remote-managed",
+            "vdpa",
+        ];
+        self.vnic_type
+            .as_deref()
+            .is_some_and(|kind| kinds.contains(&kind))
+    }
+}
+
 impl Client {
     /// Networks that the project sees, by name. `shared` leaves out the others.
     pub async fn networks(&self, shared: Option<bool>) -> Result<Vec<Network>> {
@@ -100,12 +119,24 @@ impl Client {
 
     /// The ports of a server, by id.
     pub async fn ports_of(&self, server: &str) -> Result<Vec<Port>> {
+        let mut ports = self.list_ports("device_id", server).await?;
+        ports.retain(|port| port.device_id == server);
+        Ok(ports)
+    }
+
+    /// The ports that are bound to a host, by id.
+    pub async fn ports_on(&self, host: &str) -> Result<Vec<Port>> {
+        let mut ports = self.list_ports("binding:host_id", host).await?;
+        ports.retain(|port| port.host.as_deref() == Some(host));
+        Ok(ports)
+    }
+
+    async fn list_ports(&self, field: &str, value: &str) -> Result<Vec<Port>> {
         let list = |query| {
             Ask::new(Service::Network, Method::GET, "list ports", at!("ports")).query(query)
         };
-        let query = Query::new().with("device_id", server);
+        let query = Query::new().with(field, value);
         let mut ports: Vec<Port> = self.list(list, query, "ports").await?;
-        ports.retain(|port| port.device_id == server);
         ports.sort_by(|a, b| a.id.cmp(&b.id));
         Ok(ports)
     }

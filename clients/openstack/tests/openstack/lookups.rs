@@ -1,7 +1,7 @@
 //! Things by exactly their name, where services search for parts of it. The light OpenStack has no
 //! real Glance, Neutron and Cinder, so a fake that searches as generously as any stands for them.
 
-use cobalt_openstack::Error;
+use cobalt_openstack::{Error, Port};
 use serde_json::{Value, json};
 
 use crate::fake::{Act, Fake, Seen};
@@ -95,6 +95,11 @@ async fn ports_are_those_of_the_server() {
     let ids: Vec<_> = ports.iter().map(|port| port.id.as_str()).collect();
     assert_eq!(ids, ["a", "b"]);
     assert_eq!(ports[0].vnic_type.as_deref(), Some("direct"));
+    let devices: Vec<_> = ports.iter().map(Port::is_device_of_host).collect();
+    assert_eq!(devices, [true, false]);
+    let ports = fake.client().ports_on("hv1").await.unwrap();
+    let ids: Vec<_> = ports.iter().map(|port| port.id.as_str()).collect();
+    assert_eq!(ids, ["b"]);
 }
 
 #[tokio::test]
