@@ -12,19 +12,20 @@ use cobalt_openstack::compute::{
     Migration, MigrationFilter, Server, ServerFilter, ServerState, ServiceState, ServiceStatus,
 };
 use cobalt_openstack::placement::{CandidateQuery, Resources};
-use cobalt_openstack::{Client as OpenStack, Error, found};
+use cobalt_openstack::{Client as OpenStack, Error, Port, found};
 use cobalt_runtime::{chain, within};
 use jiff::{SignedDuration, Timestamp};
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client, ResourceExt};
 use serde_json::json;
+use tokio::time::timeout;
 
 use super::decide::is_held;
 use super::seen::{Action, Asked, Group, MoveMethod, Reads, Targets, Transfer, Trouble};
 use crate::fleet::{Fleet, NovaService, Watched};
 use crate::host::Read;
 
-/// For one call of the API server.
+/// For one call of the API server, and for what only explains.
 const DEADLINE: Duration = Duration::from_secs(15);
 /// More hosts with room than this are not told apart.
 const MOST_TARGETS: u32 = 200;
@@ -154,8 +155,11 @@ impl Hands {
                     let servers = reads.servers.as_ref().map(|read| read.value.clone());
                     servers.unwrap_or_default()
                 };
-                let groups = self.groups(at).await;
-                let targets = self.targets(provider.as_deref(), &servers).await;
+                let (groups, devices, targets) = tokio::join!(
+                    self.groups(at),
+                    self.devices(&servers),
+                    self.targets(provider.as_deref(), &servers)
+                );
                 let (value, holders) = match targets {
                     Ok((targets, holders)) => (Ok(targets), Some(holders)),
                     Err(error) => (Err(chain(&error)), None),
@@ -174,6 +178,7 @@ impl Hands {
             Action::ReadHolders { provider } => {
                 let placement = self.openstack.placement();
                 let used = found(placement.provider_allocations(provider).await)?;
+                    reads.devices = devices;
                 let used = used.map(|used| used.allocations).unwrap_or_default();
                 let value = used.into_keys().collect();
                 Box::new(move |reads| reads.holders = Some(Read { at, value }))
@@ -321,6 +326,26 @@ impl Hands {
     async fn targets(
         &self,
         provider: Option<&str>,
+    /// Which servers have ports that are devices of their host, and of what kind they are.
+    async fn devices(&self, servers: &[Server]) -> BTreeMap<String, BTreeSet<String>> {
+        let mut all: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+        let Some(host) = servers.iter().find_map(|server| server.host.as_deref()) else {
+            return all;
+        };
+        // Nova itself knows what it can move; here it only explains, and is not worth a long wait.
+        match timeout(DEADLINE, self.openstack.ports_on(host)).await {
+            Ok(Ok(ports)) => {
+                for port in ports.into_iter().filter(Port::is_device_of_host) {
+                    let kind = port.vnic_type.unwrap_or_default();
+                    all.entry(port.device_id).or_default().insert(kind);
+                }
+            }
+            Ok(Err(error)) => tracing::warn!(error = chain(&error), "ports were not read"),
+            Err(_) => tracing::warn!("ports were not read in time"),
+        }
+        all
+    }
+
         servers: &[Server],
     ) -> Result<(Targets, BTreeSet<String>), Error> {
         let placement = self.openstack.placement();

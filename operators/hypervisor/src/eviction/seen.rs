@@ -75,6 +75,8 @@ pub struct Reads {
     pub strangers: BTreeSet<String>,
     /// Server groups with a hard rule.
     pub groups: Vec<Group>,
+    /// Ports that are devices of the host, by instance: what kind each is.
+    pub devices: BTreeMap<String, BTreeSet<String>>,
     /// Guests that the agent of the host sees running.
     pub running: Option<Read<BTreeSet<String>>>,
     /// How far transfers are, by instance.

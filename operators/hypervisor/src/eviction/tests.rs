@@ -295,6 +295,15 @@ fn verdicts_by_room_and_group() {
     assert_eq!(judged(&reads, &plain).0, Verdict::Movable);
     reads.groups.clear();
 
+    let kinds = BTreeSet::from(["direct".to_owned()]);
+    reads.devices = [("a".to_owned(), kinds)].into();
+    let note = "PassthroughDevice".to_owned();
+    assert_eq!(
+        judged(&reads, &plain),
+        (Verdict::Movable, Some(2), vec![note])
+    );
+    reads.devices.clear();
+
     reads.targets = read(Ok([("a".to_owned(), Vec::new())].into()));
     assert_eq!(
         judged(&reads, &plain),

@@ -143,6 +143,19 @@ pub fn judge(server: &Server, row: &EvictionInstance, reads: &Reads) -> Judged {
         );
         method = None;
     }
+    if method == Some(Method::Live)
+        && let Some(kinds) = reads.devices.get(&server.id)
+    {
+        let kinds: Vec<&str> = kinds.iter().map(String::as_str).collect();
+        findings.note(
+            Why::PassthroughDevice,
+            format!(
+                "a port of it is a device of its host ({}): Nova takes it off while the server \
+                 moves, which has no network there meanwhile",
+                kinds.join(", ")
+            ),
+        );
+    }
     if method.is_some() && method != Some(Method::Offload) {
         if let Some(text) = local_disk(server) {
             findings.note(Why::LocalStorage, text);

@@ -234,6 +234,16 @@ impl Cloud {
         sent.unwrap_or_else(|error| panic!("{action}: {error}"));
     }
 
+    /// A port of a server, of some kind: for the stub of the network service, which binds none.
+    pub async fn add_port(&self, server: &str, host: &str, kind: &str) {
+        let (token, catalog) = self.login().await;
+        let url = format!("{}/v2.0/ports", address(&catalog, "network"));
+        let port = json!({ "port": {
+            "device_id": server, "binding:host_id": host, "binding:vnic_type": kind,
+        } });
+        send("POST", &url, Some(&token), port).await.unwrap();
+    }
+
     /// The nova-compute of a host.
     pub async fn service(&self, host: &str) -> Option<ComputeService> {
         self.client().compute().service_of(host).await.unwrap()

@@ -552,7 +552,9 @@ async fn w10_a_cancelled_eviction_aborts_what_is_in_flight() {
 #[tokio::test]
 async fn a_plan_moves_nothing() {
     let drain = Drain::new("plan", 2, &[]).await;
-    drain.boot("one").await;
+    let one = drain.boot("one").await;
+    let cloud = drain.site.cloud;
+    cloud.add_port(&one, &drain.source, "direct").await;
     let off = drain.boot("two").await;
     drain
         .act(&off, json!({ "suspend": null }), ServerStatus::Suspended)
@@ -581,6 +583,7 @@ async fn a_plan_moves_nothing() {
         row(&status, "one").preflight.as_ref().unwrap().verdict,
         Verdict::Movable
     );
+    assert!(reasons(row(&status, "one")).contains(&"PassthroughDevice"));
     assert_eq!(row(&status, "two").state, InstanceState::Blocked);
     assert!(drain.moves().is_empty());
     let service = drain.site.cloud.service(&drain.source).await.unwrap();
