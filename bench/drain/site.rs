@@ -227,14 +227,19 @@ impl Site {
         }
         let back = |server: Server| async move {
             let compute = self.openstack.compute();
-            compute.live_migrate(&server.id, Some(SOURCE)).await?;
             let begin = Instant::now();
+            let mut idle = true;
             while begin.elapsed() < PATIENCE {
-                let now = compute.server(&server.id).await?;
-                if now.host.as_deref() == Some(SOURCE) && now.task_state.is_none() {
-                    return Ok(());
+                if idle {
+                    // Also again: Nova needs a while to tell Placement that the host is let in.
+                    compute.live_migrate(&server.id, Some(SOURCE)).await?;
                 }
                 tokio::time::sleep(Duration::from_millis(500)).await;
+                let now = compute.server(&server.id).await?;
+                idle = now.task_state.is_none();
+                if now.host.as_deref() == Some(SOURCE) && idle {
+                    return Ok(());
+                }
             }
             bail!("{} never came back", server.name)
         };
