@@ -151,6 +151,15 @@ impl Room {
         self.go(target);
     }
 
+    /// So many of the Eviction's own are under way no more; of some of them nobody had said where
+    /// they go.
+    pub fn give_back(&mut self, count: usize, anywhere: usize) {
+        for used in [&mut self.source, &mut self.zone, &mut self.cluster] {
+            *used = used.saturating_sub(count);
+        }
+        self.anywhere = self.anywhere.saturating_sub(anywhere);
+    }
+
     /// What has to end before another one may leave the host, if something has.
     #[must_use]
     pub fn full(&self) -> Option<&'static str> {

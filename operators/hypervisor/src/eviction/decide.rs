@@ -44,6 +44,9 @@ const GLANCE_SHORTEST: SignedDuration = SignedDuration::from_millis(400);
 const GLANCE_LONGEST: SignedDuration = SignedDuration::from_secs(2);
 /// Several that were begun together end together: one look for them.
 const GATHER: SignedDuration = SignedDuration::from_millis(300);
+/// What has ended gives up its place at once; as long as others take it, what came of it is looked at
+/// no more often than this.
+const ENDED_EVERY: SignedDuration = SignedDuration::from_secs(2);
 /// Nova takes this long at most until a migration holds what its instance held. After that an
 /// instance that still holds it is not on its way.
 const BEGINS: SignedDuration = SignedDuration::from_secs(3);
@@ -101,6 +104,11 @@ struct Turn<'a> {
     stop: Option<Stop>,
     /// How those can be moved that can.
     methods: BTreeMap<String, Method>,
+    /// So many of those that are `Moving` are not any more, says Placement. What came of them, and
+    /// of which, Nova is asked later; their places are free.
+    ended: usize,
+    /// One could go if it were known which targets have their places back.
+    cramped: bool,
 }
 
 /// What a glance at Placement says.
@@ -111,6 +119,10 @@ enum Glance {
     Ended {
         /// When that was seen.
         at: Timestamp,
+        /// How many; which ones is not said.
+        count: usize,
+        /// Of those that may have, how many are known to have gone to a certain host.
+        targeted: usize,
     },
 }
 
@@ -145,6 +157,8 @@ impl<'a> Turn<'a> {
             servers: servers.map(|one| (one.id.as_str(), one)).collect(),
             stop: None,
             methods: BTreeMap::new(),
+            ended: 0,
+            cramped: false,
             status,
         }
     }
@@ -433,6 +447,13 @@ impl<'a> Turn<'a> {
             }
         }
         self.status.instances = rows;
+        if let Some(Glance::Ended {
+            count, targeted, ..
+        }) = self.glance()
+        {
+            self.ended = count;
+            self.room.give_back(count, count.saturating_sub(targeted));
+        }
     }
 
     /// What became of the present attempt.
@@ -1058,7 +1079,8 @@ impl<'a> Turn<'a> {
             .instances
             .iter()
             .filter(|row| row.state == State::Moving)
-            .count();
+            .count()
+            .saturating_sub(self.ended);
         let newest = self
             .seen
             .reads
@@ -1100,6 +1122,7 @@ impl<'a> Turn<'a> {
             };
             let Some(target) = self.target(row) else {
                 full = Some("the hosts that have room");
+                self.cramped = true;
                 continue;
             };
             let Some(method) = self.methods.get(&row.id).copied() else {
@@ -1308,16 +1331,17 @@ impl<'a> Turn<'a> {
             return last;
         }
         let usual = self.usual();
-        let asked: Vec<Timestamp> = self
-            .status
-            .instances
-            .iter()
-            .filter(|row| row.state == State::Moving)
-            .filter_map(|row| self.asked_at(row))
-            .collect();
+        let rows = self.status.instances.iter();
+        let rows = rows.filter(|row| row.state == State::Moving);
+        let moving = rows.clone().count();
+        let asked: Vec<Timestamp> = rows.filter_map(|row| self.asked_at(row)).collect();
         match self.glance() {
-            Some(Glance::Ended { at }) if asked.len() > 1 => {
-                return (at + GATHER).max(last + SHORTEST);
+            Some(Glance::Ended { at, count, .. }) if moving > count => {
+                let all = || self.status.instances.iter();
+                let more = all().any(|row| row.state == State::Pending && row.attempt.is_none());
+                let batched = more && !self.cramped;
+                let every = if batched { ENDED_EVERY } else { SHORTEST };
+                return (at + GATHER).max(last + every);
             }
             Some(Glance::Ended { .. }) => return last + GLANCE_SHORTEST,
             Some(Glance::Underway) => return last + LONGEST,
@@ -1343,7 +1367,7 @@ impl<'a> Turn<'a> {
         if self.now.duration_since(holders.at) > GLANCE_LONGEST * 2 {
             return None;
         }
-        let mut gone = 0_usize;
+        let (mut gone, mut targeted) = (0_usize, 0_usize);
         for row in &self.status.instances {
             let asked = self.asked_at(row).filter(|_| row.state == State::Moving);
             let Some(asked) = asked.filter(|asked| *asked < holders.at) else {
@@ -1351,6 +1375,7 @@ impl<'a> Turn<'a> {
             };
             if !holders.value.contains(&row.id) {
                 gone += 1;
+                targeted += usize::from(row.to.is_some());
             } else if holders.at.duration_since(asked) > BEGINS {
                 return None;
             }
@@ -1367,10 +1392,13 @@ impl<'a> Turn<'a> {
                 && !reads.strangers.contains(*one)
         };
         let migrations = holders.value.iter().filter(is_migration).count();
-        Some(if gone > migrations {
-            Glance::Ended { at: holders.at }
-        } else {
-            Glance::Underway
+        Some(match gone.saturating_sub(migrations) {
+            0 => Glance::Underway,
+            count => Glance::Ended {
+                at: holders.at,
+                count,
+                targeted,
+            },
         })
     }
 

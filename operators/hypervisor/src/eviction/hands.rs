@@ -69,6 +69,13 @@ impl Hands {
     pub async fn act(&self, eviction: &Eviction, action: &Action, reads: &Mutex<Reads>) -> bool {
         let at = Timestamp::now();
         let done = self.call(eviction, action, at, reads).await;
+        tracing::debug!(
+            eviction = eviction.name_any(),
+            ?action,
+            milliseconds = Timestamp::now().duration_since(at).as_millis(),
+            worked = done.is_ok(),
+            "acted"
+        );
         let mut reads = reads.lock().unwrap_or_else(PoisonError::into_inner);
         match done {
             Ok(found) => {
@@ -164,21 +171,19 @@ impl Hands {
                     Ok((targets, holders)) => (Ok(targets), Some(holders)),
                     Err(error) => (Err(chain(&error)), None),
                 };
+                let eviction = eviction.clone();
                 Box::new(move |reads| {
-                    if reads.targets.is_none()
-                        && let Some(mut holders) = holders
-                    {
-                        holders.retain(|one| servers.iter().all(|server| server.id != *one));
-                        reads.strangers = holders;
+                    if let Some(holders) = holders {
+                        reads.meet(&eviction, holders);
                     }
                     reads.targets = Some(Read { at, value });
                     reads.groups = groups;
+                    reads.devices = devices;
                 })
             }
             Action::ReadHolders { provider } => {
                 let placement = self.openstack.placement();
                 let used = found(placement.provider_allocations(provider).await)?;
-                    reads.devices = devices;
                 let used = used.map(|used| used.allocations).unwrap_or_default();
                 let value = used.into_keys().collect();
                 Box::new(move |reads| reads.holders = Some(Read { at, value }))
@@ -321,11 +326,6 @@ impl Hands {
         value
     }
 
-    /// Hosts with room, by server: those that Placement finds, of which Nova says that they are
-    /// enabled and alive. And who holds something of the host itself.
-    async fn targets(
-        &self,
-        provider: Option<&str>,
     /// Which servers have ports that are devices of their host, and of what kind they are.
     async fn devices(&self, servers: &[Server]) -> BTreeMap<String, BTreeSet<String>> {
         let mut all: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
@@ -346,6 +346,11 @@ impl Hands {
         all
     }
 
+    /// Hosts with room, by server: those that Placement finds, of which Nova says that they are
+    /// enabled and alive. And who holds something of the host itself.
+    async fn targets(
+        &self,
+        provider: Option<&str>,
         servers: &[Server],
     ) -> Result<(Targets, BTreeSet<String>), Error> {
         let placement = self.openstack.placement();

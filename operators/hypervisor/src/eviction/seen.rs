@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use cobalt_api::eviction::{Eviction, Method};
+use cobalt_api::eviction::{Eviction, InstanceState, Method};
 use cobalt_openstack::compute::{Migration, Server, ServiceState};
 use jiff::{SignedDuration, Timestamp};
 
@@ -94,6 +94,19 @@ pub struct Reads {
 }
 
 impl Reads {
+    /// Sets apart who holds something of the host before anything is moved off it.
+    pub fn meet(&mut self, eviction: &Eviction, mut holders: BTreeSet<String>) {
+        let rows = eviction.status.iter().flat_map(|status| &status.instances);
+        let servers = self.servers.iter().flat_map(|read| &read.value);
+        // Where something is under way since before a restart, its migration is no stranger.
+        if self.targets.is_none() && rows.clone().all(|row| row.state != InstanceState::Moving) {
+            for known in servers.map(|one| &one.id).chain(rows.map(|row| &row.id)) {
+                holders.remove(known);
+            }
+            self.strangers = holders;
+        }
+    }
+
     /// Nova does not tell how far a transfer is: it is not asked again at once.
     pub fn untold(&mut self, server: String, at: Timestamp) {
         let known = self.transfers.entry(server);

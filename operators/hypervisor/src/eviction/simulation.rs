@@ -2,7 +2,7 @@
 //! comes to an end, keeps its limits, never moves an instance twice at the same time, and says of
 //! the host what is so.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use cobalt_api::eviction::{Eviction, EvictionSpec, InstanceState, Outcome};
@@ -47,6 +47,8 @@ struct Story {
     silence: Option<(i64, i64)>,
     /// How many other hosts take servers.
     targets: usize,
+    /// Placement has something of the host for one whom Nova does not know.
+    stranger: bool,
 }
 
 /// Stands in for Nova and for time.
@@ -170,6 +172,13 @@ impl FakeNova {
         let second = self.second();
         self.servers
             .retain(|_, (_, fate)| fate.deleted_at.is_none_or(|at| second < at));
+        // Nova aborts the migration of a server that is deleted.
+        for one in &mut self.migrations {
+            if !self.servers.contains_key(&one.server) && self.ends.remove(&one.id).is_some() {
+                one.status = MigrationStatus::Cancelled;
+                one.updated_at = Some(self.now);
+            }
+        }
         let under_way: Vec<&Migration> = self
             .migrations
             .iter()
@@ -252,21 +261,12 @@ impl FakeNova {
                     .keys()
                     .map(|id| (id.clone(), hosts.clone()))
                     .collect();
+                let holders = self.holders();
+                self.reads.meet(&self.eviction, holders);
                 self.reads.targets = Some(Read { at, value: Ok(all) });
             }
             Action::ReadHolders { .. } => {
-                let underway = |id: &str| {
-                    let mut all = self.migrations.iter();
-                    all.find(|one| one.server == id && self.ends.contains_key(&one.id))
-                };
-                let here = self.servers.iter();
-                let here = here.filter(|(_, (one, _))| one.host.as_deref() == Some(HOST));
-                let value = here
-                    .map(|(id, _)| {
-                        let migration = underway(id).map(|one| format!("migration-{}", one.id));
-                        migration.unwrap_or_else(|| id.clone())
-                    })
-                    .collect();
+                let value = self.holders();
                 self.reads.holders = Some(Read { at, value });
             }
             Action::ReadReason { request, .. } => {
@@ -285,7 +285,7 @@ impl FakeNova {
             Action::ReadRunning => {
                 self.reads.running = Some(Read {
                     at,
-                    value: std::collections::BTreeSet::new(),
+                    value: BTreeSet::new(),
                 });
             }
             Action::Move {
@@ -322,6 +322,25 @@ impl FakeNova {
             }
             Action::ReadTransfer { .. } | Action::ForceComplete { .. } | Action::Repair { .. } => {}
         }
+    }
+
+    /// Who holds something of the host: its servers, or the migrations that they are in.
+    fn holders(&self) -> BTreeSet<String> {
+        let underway = |id: &str| {
+            let mut all = self.migrations.iter();
+            all.find(|one| one.server == id && self.ends.contains_key(&one.id))
+        };
+        let here = self.servers.iter();
+        let unconfirmed = self.migrations.iter();
+        let unconfirmed = unconfirmed.filter(|one| one.status == MigrationStatus::Finished);
+        here.filter(|(_, (one, _))| one.host.as_deref() == Some(HOST))
+            .map(|(id, _)| {
+                let migration = underway(id).map(|one| format!("migration-{}", one.id));
+                migration.unwrap_or_else(|| id.clone())
+            })
+            .chain(unconfirmed.map(|one| format!("migration-{}", one.id)))
+            .chain(self.story.stranger.then(|| "stranger".to_owned()))
+            .collect()
     }
 
     fn migrate(
@@ -507,7 +526,7 @@ fn story() -> impl Strategy<Value = Story> {
         prop::option::weighted(0.2, 0_i64..60),
         prop::collection::vec(0_i64..120, 0..5),
         prop::option::weighted(0.2, (0_i64..30, 31_i64..90)),
-        1_usize..4,
+        (1_usize..4, any::<bool>()),
     )
         .prop_map(
             |(
@@ -519,7 +538,7 @@ fn story() -> impl Strategy<Value = Story> {
                 cancel_at,
                 mut deaths,
                 silence,
-                targets,
+                (targets, stranger),
             )| {
                 deaths.sort_unstable();
                 let (source, target, zone, cluster) = limits;
@@ -538,6 +557,7 @@ fn story() -> impl Strategy<Value = Story> {
                     deaths,
                     silence,
                     targets,
+                    stranger,
                 }
             },
         )
@@ -617,6 +637,7 @@ proptest! {
             deaths: Vec::new(),
             silence: None,
             targets: 2,
+            stranger: false,
         });
         prop_assert!(nova.play());
         let status = nova.eviction.status.clone().unwrap();

@@ -14,7 +14,7 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Value, json};
 
-use super::budget::Room;
+use super::budget::{Limits, Room};
 use super::decide::{Decision, decide};
 use super::seen::{
     Action, Asked, Group, MoveMethod, Policy, Reads, Seen, Source, Stalled, Transfer, Trouble,
@@ -897,7 +897,7 @@ fn placement_says_when_to_look() {
         &'static [&'static str],
         &'static [(i64, bool)],
     );
-    let cases: [Case; 8] = [
+    let cases: [Case; 9] = [
         (
             "its migration holds it",
             &[900],
@@ -916,6 +916,12 @@ fn placement_says_when_to_look() {
             &[900, 900],
             &["x"],
             &[(999, false), (1000, true)],
+        ),
+        (
+            "all have ended",
+            &[900, 900],
+            &[],
+            &[(399, false), (400, true)],
         ),
         (
             "two are on their way",
@@ -953,6 +959,80 @@ fn placement_says_when_to_look() {
     let decision = decide(&seen, now() + SignedDuration::from_millis(400));
     let mut actions = decision.actions.iter();
     assert!(actions.any(|one| matches!(one, Action::ReadHolders { .. })));
+}
+
+#[test]
+fn what_placement_says_has_ended_leaves_its_place_to_another() {
+    // Who holds something, with one under way, and whether the next is begun.
+    for (what, holders, asked, expected) in [
+        ("it has ended", &["next"][..], 900, true),
+        ("its migration holds it", &["next", "x"], 900, false),
+        ("it was asked for after the glance", &["next"], -100, false),
+        ("it never began", &["next", "m100"], 9000, false),
+        ("somebody else came", &["next", "new"], 900, false),
+        ("a stranger was there", &["next", "stranger"], 900, true),
+    ] {
+        let mut seen = underway(&[], &[asked]);
+        // The third waits for a place, too: what came of the first has time.
+        let listed = ["m100", "next", "third"].map(|id| server(id, json!({})));
+        let listed = listed.to_vec();
+        seen.reads.servers = read(listed);
+        seen.reads.targets = read(Ok(BTreeMap::from([(
+            "next".to_owned(),
+            vec!["target".to_owned()],
+        )])));
+        let holders = holders.iter().chain(&["third"]);
+        seen.reads.holders = read(holders.map(|one| (*one).to_owned()).collect());
+        seen.reads.strangers = ["stranger".to_owned()].into();
+        for limited_by_the_eviction in [true, false] {
+            let mut seen = seen.clone();
+            if limited_by_the_eviction {
+                change(&mut seen, |eviction| eviction.spec.parallelism = Some(1));
+            } else {
+                seen.room.limits = Limits {
+                    source: 1,
+                    target: 1,
+                    zone: 1,
+                    cluster: 1,
+                };
+            }
+            let decision = decide(&seen, now());
+            let mut actions = decision.actions.iter();
+            let begun =
+                actions.any(|one| matches!(one, Action::Move { server, .. } if server == "next"));
+            assert_eq!(begun, expected, "{what}");
+            let later = now() + SignedDuration::from_millis(1999);
+            let decision = decide(&seen, later);
+            let mut actions = decision.actions.iter();
+            let looks = actions.any(|one| matches!(one, Action::ReadMigrations { .. }));
+            assert!(!looks || !expected, "{what}: what came of it has time");
+            assert_eq!(
+                row(&decision, "m100").state,
+                InstanceState::Moving,
+                "{what}"
+            );
+        }
+    }
+}
+
+#[test]
+fn migrations_from_before_a_restart_are_no_strangers() {
+    let holders = BTreeSet::from(["a".to_owned(), "x".to_owned()]);
+    for (rows, expected) in [
+        (
+            vec![EvictionInstance::new("a")],
+            BTreeSet::from(["x".to_owned()]),
+        ),
+        (vec![moving("b")], BTreeSet::new()),
+    ] {
+        let seen = seen(reads(vec![server("a", json!({}))]), running(rows));
+        let mut reads = Reads {
+            targets: None,
+            ..seen.reads
+        };
+        reads.meet(&seen.eviction, holders.clone());
+        assert_eq!(reads.strangers, expected);
+    }
 }
 
 #[test]
