@@ -682,6 +682,12 @@ async fn a_file_is_not_overwritten_unless_by_force() {
     ended.expect(1, &["is no file"]);
 }
 
+/// The words that capture the packets of a port into a file.
+fn capture<'a>(node: &'a str, file: &'a Path) -> [&'a str; 6] {
+    let file = file.to_str().unwrap();
+    ["ovs", "capture", node, "tap0", "-w", file]
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn interrupted_in_the_middle_of_a_packet_the_file_is_whole() {
     let world = world().await;
@@ -689,14 +695,7 @@ async fn interrupted_in_the_middle_of_a_packet_the_file_is_whole() {
     let node = world.node_of(&agent).await;
     for (wire, signal) in wires.iter().zip([Signal::INT, Signal::TERM]) {
         let file = world.path(&format!("{signal:?}.pcap"));
-        let words = [
-            "ovs",
-            "capture",
-            &node,
-            "tap0",
-            "-w",
-            file.to_str().unwrap(),
-        ];
+        let words = capture(&node, &file);
         let session = Session::start(&world.path(ASKER), &words);
         let (whole, cut) = (packet(b"whole"), packet(b"cut"));
         send(wire, &[header(), whole.clone(), cut.slice(..17)]).await;
@@ -801,14 +800,7 @@ async fn a_terminal_gets_progress_and_no_packets() {
     assert_eq!(agent.connections(), 0);
 
     let file = world.path("terminal.pcap");
-    let words = [
-        "ovs",
-        "capture",
-        &node,
-        "tap0",
-        "-w",
-        file.to_str().unwrap(),
-    ];
+    let words = capture(&node, &file);
     let mut session = Session::start_on_terminal(&world.path(ASKER), 100, 20, &words);
     send(&wires[0], &[header(), packet(b"one"), packet(b"two")]).await;
     session.says("\r2 packets, 62 B of 16.0 MiB, ").await;
@@ -831,14 +823,7 @@ async fn a_capture_that_is_cut_short_says_so_and_is_whole() {
 
     // The connection is lost.
     let file = world.path("lost.pcap");
-    let words = [
-        "ovs",
-        "capture",
-        &node,
-        "tap0",
-        "-w",
-        file.to_str().unwrap(),
-    ];
+    let words = capture(&node, &file);
     let session = Session::start(&world.path(ASKER), &words);
     send(&wires[0], &[header(), packet(b"whole"), half.clone()]).await;
     written(&file, 24 + 16 + 5).await;
