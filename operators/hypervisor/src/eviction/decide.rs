@@ -104,14 +104,15 @@ struct Turn<'a> {
     stop: Option<Stop>,
     /// How those can be moved that can.
     methods: BTreeMap<String, Method>,
-    /// So many of those that are `Moving` are not any more, says Placement. What came of them, and
-    /// of which, Nova is asked later; their places are free.
-    ended: usize,
+    /// What Placement says of those that are `Moving`. What came of those that have ended, and which
+    /// they are, Nova is asked later; their places are free.
+    glance: Option<Glance>,
     /// One could go if it were known which targets have their places back.
     cramped: bool,
 }
 
 /// What a glance at Placement says.
+#[derive(Debug, Clone, Copy)]
 enum Glance {
     /// All are on their way.
     Underway,
@@ -157,7 +158,7 @@ impl<'a> Turn<'a> {
             servers: servers.map(|one| (one.id.as_str(), one)).collect(),
             stop: None,
             methods: BTreeMap::new(),
-            ended: 0,
+            glance: None,
             cramped: false,
             status,
         }
@@ -447,11 +448,11 @@ impl<'a> Turn<'a> {
             }
         }
         self.status.instances = rows;
+        self.glance = self.glance();
         if let Some(Glance::Ended {
             count, targeted, ..
-        }) = self.glance()
+        }) = self.glance
         {
-            self.ended = count;
             self.room.give_back(count, count.saturating_sub(targeted));
         }
     }
@@ -1074,13 +1075,17 @@ impl<'a> Turn<'a> {
             .spec
             .parallelism
             .and_then(|most| usize::try_from(most).ok());
+        let ended = match self.glance {
+            Some(Glance::Ended { count, .. }) => count,
+            Some(Glance::Underway) | None => 0,
+        };
         let mut moving = self
             .status
             .instances
             .iter()
             .filter(|row| row.state == State::Moving)
             .count()
-            .saturating_sub(self.ended);
+            .saturating_sub(ended);
         let newest = self
             .seen
             .reads
@@ -1335,10 +1340,10 @@ impl<'a> Turn<'a> {
         let rows = rows.filter(|row| row.state == State::Moving);
         let moving = rows.clone().count();
         let asked: Vec<Timestamp> = rows.filter_map(|row| self.asked_at(row)).collect();
-        match self.glance() {
+        match self.glance {
             Some(Glance::Ended { at, count, .. }) if moving > count => {
-                let all = || self.status.instances.iter();
-                let more = all().any(|row| row.state == State::Pending && row.attempt.is_none());
+                let mut all = self.status.instances.iter();
+                let more = all.any(|row| row.state == State::Pending && row.attempt.is_none());
                 let batched = more && !self.cramped;
                 let every = if batched { ENDED_EVERY } else { SHORTEST };
                 return (at + GATHER).max(last + every);
