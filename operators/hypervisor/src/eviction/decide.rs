@@ -54,6 +54,9 @@ const BEGINS: SignedDuration = SignedDuration::from_secs(3);
 const USUAL_OF: usize = 8;
 /// A request that Nova took shows in its migrations or on its server within this time.
 const SHOWS: SignedDuration = SignedDuration::from_secs(60);
+/// A list in which Nova is not busy with a server, and a record that says so much later that its
+/// migration goes on: nobody is at it. The two change at most this far apart.
+const FORSAKEN: SignedDuration = SignedDuration::from_secs(20);
 /// Numbers of a transfer that no agent tells are read this often, once it takes long: each is a call
 /// of its own, and there may be many at a time.
 const TRANSFER_AFTER: SignedDuration = SignedDuration::from_secs(20);
@@ -468,7 +471,7 @@ impl<'a> Turn<'a> {
             Some(Asked::Unclear { .. }) | None => {}
         }
         if let Some(migration) = self.migration(row).cloned() {
-            return self.course_of(row, &migration);
+            return self.course_of(row, &migration, host);
         }
         // Since when what Nova says is about this attempt.
         let since = match asked {
@@ -494,15 +497,7 @@ impl<'a> Turn<'a> {
         let Some(server) = self.servers.get(row.id.as_str()) else {
             return self.whereabouts(row, host);
         };
-        if server
-            .task_state
-            .as_deref()
-            .is_some_and(|task| !task.is_empty())
-            || matches!(
-                server.status,
-                ServerStatus::Migrating | ServerStatus::Resize
-            )
-        {
+        if !is_idle(server) {
             return Course::Underway;
         }
         if !matches!(asked, Some(Asked::Accepted { .. })) {
@@ -527,7 +522,12 @@ impl<'a> Turn<'a> {
         }
     }
 
-    fn course_of(&mut self, row: &mut EvictionInstance, migration: &Migration) -> Course {
+    fn course_of(
+        &mut self,
+        row: &mut EvictionInstance,
+        migration: &Migration,
+        host: &str,
+    ) -> Course {
         row.migration_id = Some(migration.id);
         if migration.dest_compute.is_some() {
             row.to.clone_from(&migration.dest_compute);
@@ -559,10 +559,46 @@ impl<'a> Turn<'a> {
                 }
             }
             _ => {
+                if let Some(course) = self.forsaken(row, migration, host) {
+                    return course;
+                }
                 self.progress(row);
                 self.drive(row, migration);
                 Course::Underway
             }
+        }
+    }
+
+    /// What became of a row whose migration nobody brings to its end: it is said to go on, and Nova
+    /// has not been busy with its server for a while, or has it here no more.
+    fn forsaken(
+        &mut self,
+        row: &mut EvictionInstance,
+        migration: &Migration,
+        host: &str,
+    ) -> Option<Course> {
+        let reads = &self.seen.reads;
+        let (listed, followed) = (reads.servers.as_ref()?.at, reads.migrations.as_ref()?.at);
+        let began = row.since.as_ref().map_or(self.now, |since| since.0);
+        if listed < began + SHOWS || followed < listed + FORSAKEN {
+            return None;
+        }
+        match self.servers.get(row.id.as_str()) {
+            Some(server) if is_idle(server) => {
+                // It is no fault of the target.
+                row.to = None;
+                Some(Course::Failed(format!(
+                    "Nova's migration {} says {}, and Nova is not busy with the server any more: \
+                     the nova-compute that drove it was restarted",
+                    migration.id,
+                    migration.status.as_str()
+                )))
+            }
+            Some(_) => None,
+            None => match self.whereabouts(row, host) {
+                Course::Underway => None,
+                course => Some(course),
+            },
         }
     }
 
@@ -790,6 +826,9 @@ impl<'a> Turn<'a> {
             row.preflight = Some(judged.preflight.clone());
             if let Some(method) = judged.method {
                 self.methods.insert(row.id.clone(), method);
+                if row.method.is_some_and(|before| before != method) {
+                    row.avoid.clear();
+                }
             }
             self.rest(row, server, &judged, others_busy);
         }
@@ -857,13 +896,12 @@ impl<'a> Turn<'a> {
             return self.tell_failed(row);
         }
         let Some(_) = judged.method else {
-            let deleting = server.task_state.as_deref() == Some("deleting");
+            let until = since + self.patience_with(judged);
             if row.state != State::Blocked {
                 self.settle(row, State::Blocked);
-            } else if !deleting
-                && !others_busy
-                && self.now.duration_since(since) >= self.patience_with(judged)
-            {
+            } else if until > self.now {
+                self.wake_at(until);
+            } else if !others_busy {
                 let reasons: Vec<&str> = reasons
                     .iter()
                     .filter_map(|one| one.message.as_deref())
@@ -871,8 +909,6 @@ impl<'a> Turn<'a> {
                 row.error = Some(cut(reasons.join("; "), 2048));
                 self.settle(row, State::Failed);
                 self.tell_failed(row);
-            } else {
-                self.wake_at(since + self.patience_with(judged));
             }
             return;
         };
@@ -1617,6 +1653,15 @@ pub fn is_held(eviction: &Eviction) -> bool {
         .finalizers()
         .iter()
         .any(|one| one == finalizers::EVICTION_IN_FLIGHT)
+}
+
+/// Whether Nova is not busy with a server.
+fn is_idle(server: &Server) -> bool {
+    server.task_state.as_deref().is_none_or(str::is_empty)
+        && !matches!(
+            server.status,
+            ServerStatus::Migrating | ServerStatus::Resize
+        )
 }
 
 /// When a row has come into its state for sure: what is kept is the full second before.

@@ -22,10 +22,16 @@ use crate::host::Read;
 #[derive(Debug, Clone)]
 struct Fate {
     status: &'static str,
+    /// Nova is busy with it.
+    task: Option<&'static str>,
+    /// What it is in ends by itself at that second, and it runs; else never.
+    settles_at: Option<i64>,
     /// How long a migration takes, in seconds.
     seconds: i64,
     /// So many migrations fail first.
     failures: u32,
+    /// Of so many migrations Nova loses sight first: what drove them was restarted.
+    forsaken: u32,
     /// Nova refuses so many requests first.
     refusals: u32,
     /// Its owner deletes it at that second.
@@ -58,6 +64,8 @@ struct FakeNova {
     servers: BTreeMap<String, (Server, Fate)>,
     migrations: Vec<Migration>,
     ends: BTreeMap<i64, Timestamp>,
+    /// When shelved servers are let go of.
+    offloads: BTreeMap<String, Timestamp>,
     /// The most that were under way at the same time.
     most: usize,
     most_to_one: usize,
@@ -75,7 +83,7 @@ const HOST: &str = "source";
 fn server(id: &str, fate: &Fate) -> Server {
     serde_json::from_value(json!({
         "id": id, "name": format!("name-{id}"), "status": fate.status,
-        "OS-EXT-SRV-ATTR:host": HOST,
+        "OS-EXT-SRV-ATTR:host": HOST, "OS-EXT-STS:task_state": fate.task,
         "flavor": { "ram": fate.memory, "vcpus": 1 },
     }))
     .unwrap()
@@ -103,6 +111,7 @@ impl FakeNova {
             servers: servers.collect(),
             migrations: Vec::new(),
             ends: BTreeMap::new(),
+            offloads: BTreeMap::new(),
             most: 0,
             most_to_one: 0,
             doubled: 0,
@@ -150,12 +159,19 @@ impl FakeNova {
             let Some(migration) = self.migrations.iter_mut().find(|one| one.id == id) else {
                 continue;
             };
-            migration.updated_at = Some(self.now);
             let Some((server, fate)) = self.servers.get_mut(&migration.server) else {
+                migration.updated_at = Some(self.now);
                 migration.status = MigrationStatus::Error;
                 continue;
             };
             server.task_state = None;
+            if fate.forsaken > 0 {
+                // Its record says for ever that it is running.
+                fate.forsaken -= 1;
+                server.status = ServerStatus::Active;
+                continue;
+            }
+            migration.updated_at = Some(self.now);
             if fate.failures > 0 {
                 fate.failures -= 1;
                 migration.status = MigrationStatus::Error;
@@ -169,7 +185,21 @@ impl FakeNova {
                 server.host.clone_from(&migration.dest_compute);
             }
         }
+        for (id, at) in &self.offloads {
+            if *at <= self.now
+                && let Some((server, _)) = self.servers.get_mut(id)
+            {
+                server.host = None;
+                server.task_state = None;
+            }
+        }
         let second = self.second();
+        for (server, fate) in self.servers.values_mut() {
+            if fate.settles_at.take_if(|at| *at <= second).is_some() {
+                server.status = ServerStatus::Active;
+                server.task_state = None;
+            }
+        }
         self.servers
             .retain(|_, (_, fate)| fate.deleted_at.is_none_or(|at| second < at));
         // Nova aborts the migration of a server that is deleted.
@@ -365,6 +395,15 @@ impl FakeNova {
             fate.refusals -= 1;
             return Asked::Refused("400: not so".to_owned());
         }
+        if method == super::seen::MoveMethod::Offload {
+            server.task_state = Some("shelving_offloading".to_owned());
+            let at = self.now + SignedDuration::from_secs(fate.seconds);
+            self.offloads.insert(id.to_owned(), at);
+            return Asked::Accepted {
+                at: self.now,
+                request_id: Some(format!("req-{id}")),
+            };
+        }
         let number = i64::try_from(self.migrations.len()).unwrap() + 1;
         let live = method == super::seen::MoveMethod::Live;
         server.task_state = Some("migrating".to_owned());
@@ -450,6 +489,11 @@ impl FakeNova {
                 policy: Arc::clone(&policy),
             };
             let decision = decide(&seen, self.now);
+            assert!(
+                decision.wake.is_none_or(|wake| wake > self.now) || decision.status.outcome.is_some(),
+                "it would turn without a pause: {:#?}",
+                decision.status
+            );
             let quiet = self.eviction.status.as_ref() == Some(&decision.status)
                 && decision.actions.is_empty();
             self.eviction.status = Some(decision.status);
@@ -488,30 +532,44 @@ impl FakeNova {
 
 fn fate() -> impl Strategy<Value = Fate> {
     let status = prop::sample::select(vec![
-        "ACTIVE",
-        "ACTIVE",
-        "ACTIVE",
-        "PAUSED",
-        "SHUTOFF",
-        "SUSPENDED",
-        "ERROR",
+        ("ACTIVE", None),
+        ("ACTIVE", None),
+        ("ACTIVE", None),
+        ("ACTIVE", None),
+        ("PAUSED", None),
+        ("SHUTOFF", None),
+        ("SHELVED", None),
+        ("SUSPENDED", None),
+        ("RESCUE", None),
+        ("ERROR", None),
+        ("BUILD", Some("spawning")),
+        ("RESIZE", Some("resize_migrating")),
+        ("VERIFY_RESIZE", None),
+        ("ACTIVE", Some("deleting")),
     ]);
+    let end = prop::option::weighted(0.5, 0_i64..120);
     (
-        status,
+        (status, end),
         0_i64..40,
-        prop::sample::select(vec![0_u32, 0, 0, 1, 2, 9]),
+        prop::sample::select(vec![(0_u32, 0_u32), (0, 0), (0, 0), (1, 0), (2, 0), (9, 0), (0, 1)]),
         prop::sample::select(vec![0_u32, 0, 0, 1]),
         prop::option::weighted(0.1, 0_i64..60),
         1_u64..4096,
     )
         .prop_map(
-            |(status, seconds, failures, refusals, deleted_at, memory)| Fate {
-                status,
-                seconds,
-                failures,
-                refusals,
-                deleted_at,
-                memory,
+            |(((status, task), end), seconds, (failures, forsaken), refusals, deleted_at, memory)| {
+                let passes = task.is_some() || status == "VERIFY_RESIZE";
+                Fate {
+                    status,
+                    task,
+                    settles_at: end.filter(|_| passes),
+                    seconds,
+                    failures,
+                    forsaken,
+                    refusals,
+                    deleted_at,
+                    memory,
+                }
             },
         )
 }
@@ -620,7 +678,10 @@ proptest! {
     fn one_that_cannot_move_holds_up_nobody(mut fates in prop::collection::vec(fate(), 1..8), stuck in 0_usize..8) {
         for fate in &mut fates {
             fate.status = "ACTIVE";
+            fate.task = None;
+            fate.settles_at = None;
             fate.failures = 0;
+            fate.forsaken = 0;
             fate.refusals = 0;
             fate.deleted_at = None;
         }

@@ -208,15 +208,41 @@ fn verdicts() {
         ),
         (
             json!({ "flavor": { "ram": 1, "extra_specs": { "pci_passthrough:alias": "gpu:1" } } }),
+            Verdict::Unknown,
+            Some(Method::Live),
+            Some("PassthroughDevice"),
+        ),
+        (
+            json!({ "flavor": { "ram": 1, "extra_specs": { "resources:VGPU": "1" } } }),
+            Verdict::Unknown,
+            Some(Method::Live),
+            Some("PassthroughDevice"),
+        ),
+        (
+            json!({ "flavor": { "ram": 1, "extra_specs": { "accel:device_profile": "fpga" } } }),
             Verdict::Blocked,
             None,
             Some("PassthroughDevice"),
         ),
         (
-            json!({ "flavor": { "ram": 1, "extra_specs": { "resources:VGPU": "1" } } }),
+            json!({ "status": "SHUTOFF",
+                    "flavor": { "ram": 1, "extra_specs": { "accel:device_profile": "fpga" } } }),
             Verdict::Blocked,
             None,
             Some("PassthroughDevice"),
+        ),
+        (
+            json!({ "flavor": { "ram": 1, "extra_specs": { "hw:mem_encryption": "True" } } }),
+            Verdict::Blocked,
+            None,
+            Some("UnsupportedState"),
+        ),
+        (
+            json!({ "status": "SHUTOFF",
+                    "flavor": { "ram": 1, "extra_specs": { "hw:mem_encryption": "True" } } }),
+            Verdict::MovableCold,
+            Some(Method::Cold),
+            None,
         ),
         (
             json!({ "status": "SHUTOFF",
@@ -255,6 +281,122 @@ fn verdicts() {
                 .all(|one| one.message.is_some()),
             "{more}"
         );
+    }
+}
+
+#[test]
+fn a_device_is_tried_once_and_then_waits_for_the_server_to_be_off() {
+    let gpu = json!({ "ram": 1, "extra_specs": { "pci_passthrough:alias": "gpu:1" } });
+    let refused = EvictionInstance {
+        attempt: Some(1),
+        method: Some(Method::Live),
+        avoid: vec!["t1".to_owned(), "t2".to_owned()],
+        error: Some("400: not with this device".to_owned()),
+        since: Some(Time(ago(10))),
+        ..EvictionInstance::new("a")
+    };
+    let running_gpu = server("a", json!({ "flavor": gpu }));
+    let decision = decide(
+        &seen(reads(vec![running_gpu]), running(vec![refused.clone()])),
+        now(),
+    );
+    let after = row(&decision, "a");
+    assert_eq!(after.state, InstanceState::Blocked);
+    assert_eq!(after.error, refused.error, "Nova's words are kept");
+    let finding = &after.preflight.as_ref().unwrap().reasons[0];
+    assert_eq!(finding.reason, "PassthroughDevice");
+    assert!(finding.message.as_ref().unwrap().contains("stop it"));
+
+    // Who could not take it while it ran may take it now.
+    let off = server("a", json!({ "status": "SHUTOFF", "flavor": gpu }));
+    let decision = decide(&seen(reads(vec![off]), running(vec![refused])), now());
+    let after = row(&decision, "a");
+    assert_eq!(
+        (after.state, after.method, after.attempt),
+        (InstanceState::Moving, Some(Method::Cold), Some(2))
+    );
+    assert!(after.avoid.is_empty());
+}
+
+#[test]
+fn what_never_ends_is_given_up_and_nobody_turns_without_a_pause() {
+    let stuck = EvictionInstance {
+        state: InstanceState::Blocked,
+        since: Some(Time(ago(3601))),
+        ..EvictionInstance::new("stuck")
+    };
+    let deleting = json!({ "OS-EXT-STS:task_state": "deleting" });
+    let alone = seen(
+        reads(vec![server("stuck", deleting.clone())]),
+        running(vec![stuck.clone()]),
+    );
+    let decision = decide(&alone, now());
+    assert_eq!(row(&decision, "stuck").state, InstanceState::Failed);
+
+    // As long as others are on their way, it is waited for.
+    let servers = vec![server("stuck", deleting), server("a", json!({}))];
+    let mut busy = seen(reads(servers), running(vec![stuck, moving("a")]));
+    busy.reads.migrations = read(vec![migration(6, "a", "running")]);
+    let decision = decide(&busy, now());
+    assert_eq!(row(&decision, "stuck").state, InstanceState::Blocked);
+    assert!(decision.wake.unwrap() > now(), "{:?}", decision.wake);
+}
+
+#[test]
+fn a_migration_that_nobody_brings_to_its_end_has_failed() {
+    let began = |seconds| EvictionInstance {
+        since: Some(Time(ago(seconds))),
+        to: Some("t1".to_owned()),
+        ..moving("a")
+    };
+    // Begun so many seconds ago, listed so many, what Nova says of the server, and the end of it.
+    for (begun, listed, more, over) in [
+        (100, 30, json!({}), true),
+        (100, 30, json!({ "status": "ERROR" }), true),
+        (100, 30, json!({ "status": "MIGRATING" }), false),
+        (100, 30, json!({ "OS-EXT-STS:task_state": "migrating" }), false),
+        (100, 10, json!({}), false),
+        (80, 30, json!({}), false),
+    ] {
+        let mut seen = seen(
+            reads(vec![server("a", more.clone())]),
+            running(vec![began(begun)]),
+        );
+        seen.reads.servers.as_mut().unwrap().at = ago(listed);
+        seen.reads.migrations = read(vec![migration(6, "a", "queued")]);
+        let decision = decide(&seen, now());
+        let after = row(&decision, "a");
+        let expected = if over {
+            InstanceState::Pending
+        } else {
+            InstanceState::Moving
+        };
+        assert_eq!(after.state, expected, "{begun} {listed} {more}");
+        if over {
+            let error = after.error.as_ref().unwrap();
+            assert!(error.contains("migration 6 says queued"), "{error}");
+            assert!(after.avoid.is_empty(), "it is no fault of the target");
+        }
+    }
+    // It is not here any more: Nova is asked where it is.
+    let mut gone = seen(reads(vec![]), running(vec![began(100)]));
+    gone.reads.servers.as_mut().unwrap().at = ago(30);
+    gone.reads.migrations = read(vec![migration(6, "a", "running")]);
+    let ask = Action::ReadServer {
+        server: "a".to_owned(),
+    };
+    assert!(decide(&gone, now()).actions.contains(&ask));
+    for (found, expected) in [
+        (None, InstanceState::Gone),
+        (Some("t1"), InstanceState::Moved),
+        (Some(HOST), InstanceState::Moving),
+    ] {
+        let found = Read {
+            at: ago(29),
+            value: found.map(ToOwned::to_owned),
+        };
+        gone.reads.elsewhere = [("a".to_owned(), found)].into();
+        assert_eq!(row(&decide(&gone, now()), "a").state, expected);
     }
 }
 

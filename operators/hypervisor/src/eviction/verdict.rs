@@ -132,16 +132,47 @@ pub fn judge(server: &Server, row: &EvictionInstance, reads: &Reads) -> Judged {
             ),
         );
     }
-    if method == Some(Method::Live)
-        && let Some(device) = passthrough(&server.flavor.extra_specs)
+    let specs = &server.flavor.extra_specs;
+    if method.is_some()
+        && method != Some(Method::Offload)
+        && let Some(profile) = specs.get("accel:device_profile")
     {
+        let text = format!("it has an accelerator ({profile}), which Nova does not move: shelve it");
+        findings.add(Why::PassthroughDevice, text);
+        method = None;
+    }
+    if method == Some(Method::Live) && is_encrypted(specs) {
         findings.add(
-            Why::PassthroughDevice,
-            format!(
-                "it has a device of its host ({device}): stop it, and it is moved while it is off"
-            ),
+            Why::UnsupportedState,
+            "its memory is encrypted (hw:mem_encryption): stop it, and it is moved while it is off"
+                .to_owned(),
         );
         method = None;
+    }
+    // Only Nova's configuration says whether the device can go along: it is tried.
+    let mut unknown = false;
+    if method == Some(Method::Live)
+        && let Some(device) = passthrough(specs)
+    {
+        if row.method == Some(Method::Live) && row.attempt.is_some() {
+            findings.add(
+                Why::PassthroughDevice,
+                format!(
+                    "it has a device of its host ({device}), and Nova did not move it with that: \
+                     stop it, and it is moved while it is off"
+                ),
+            );
+            method = None;
+        } else {
+            unknown = true;
+            findings.note(
+                Why::PassthroughDevice,
+                format!(
+                    "it has a device of its host ({device}): Nova moves it if the device can \
+                     migrate (live_migratable), else it has to be stopped"
+                ),
+            );
+        }
     }
     if method == Some(Method::Live)
         && let Some(kinds) = reads.devices.get(&server.id)
@@ -169,10 +200,15 @@ pub fn judge(server: &Server, row: &EvictionInstance, reads: &Reads) -> Judged {
         }
     }
     let mut hosts = None;
-    let mut unknown = false;
     if method.is_some() && method != Some(Method::Offload) {
         match reads.targets.as_ref().map(|read| &read.value) {
             Some(Ok(targets)) => {
+                // Who failed to take it while it ran may take it while it is off.
+                let avoided = if method == row.method || row.method.is_none() {
+                    row.avoid.as_slice()
+                } else {
+                    &[]
+                };
                 // A server that came later is not in it; Nova will say.
                 let room = targets.get(&server.id);
                 hosts = room.and_then(|room| i32::try_from(room.len()).ok());
@@ -185,8 +221,7 @@ pub fn judge(server: &Server, row: &EvictionInstance, reads: &Reads) -> Judged {
                         ),
                     );
                     method = None;
-                } else if room.is_some_and(|room| room.iter().all(|host| row.avoid.contains(host)))
-                {
+                } else if room.is_some_and(|room| room.iter().all(|host| avoided.contains(host))) {
                     findings.add(
                         Why::NoValidHost,
                         format!(
@@ -252,7 +287,12 @@ fn finding(reason: Why, message: String) -> PreflightFinding {
     }
 }
 
-/// A device of the host that cannot go along while the guest runs.
+fn is_encrypted(specs: &BTreeMap<String, String>) -> bool {
+    let wish = specs.get("hw:mem_encryption");
+    wish.is_some_and(|wish| ["true", "yes", "on", "1"].contains(&wish.to_lowercase().as_str()))
+}
+
+/// A device of the host that may not be able to go along while the guest runs.
 fn passthrough(specs: &BTreeMap<String, String>) -> Option<&str> {
     let pci = specs.get("pci_passthrough:alias");
     if let Some(alias) = pci.filter(|alias| !alias.is_empty()) {
