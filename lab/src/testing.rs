@@ -146,14 +146,21 @@ pub fn program() -> Result<PathBuf> {
     if let Some(path) = std::env::var_os("COBALT") {
         return Ok(path.into());
     }
+    built("cobalt")
+}
+
+/// A program of the workspace that is not of the crate under test.
+pub fn built(name: &str) -> Result<PathBuf> {
     let test = std::env::current_exe().context("failed to find this program")?;
     let program = test
         .ancestors()
         .skip(1)
         .take(3)
-        .map(|dir| dir.join("cobalt"))
+        .map(|dir| dir.join(name))
         .find(|path| path.is_file());
-    program.context("the program `cobalt` is not built: `make test` builds it, or `cargo build`")
+    program.with_context(|| {
+        format!("the program `{name}` is not built: `make test` builds it, or `cargo build`")
+    })
 }
 
 /// cargo, when it runs this test; else this process.

@@ -22,6 +22,8 @@ TEST_DOMAIN, TEST_PROJECT = 'cc3test', 'test'
 TEST_PROJECT_ID = uuid.uuid5(uuid.NAMESPACE_DNS, f'{TEST_PROJECT}.{TEST_DOMAIN}').hex
 TEST_AGGREGATE = 'tenant_filter_tests'
 ZONE = 'lab-a'
+# Each host has some of these, for flavors with `pci_passthrough:alias` = `lab-device:1`.
+DEVICE = {'vendor_id': '1af4', 'product_id': '1110'}
 
 sys.path.insert(0, SETTINGS['packages'])
 for service in ('KEYSTONE', 'PLACEMENT', 'NOVA'):

@@ -1,9 +1,10 @@
 """Writes the configuration files of the services, and points the copied databases at this run."""
+import json
 import os
 import shutil
 import sqlite3
 
-from common import DIR, ETC, PORTS, SETTINGS, database, database_url
+from common import DEVICE, DIR, ETC, PORTS, SETTINGS, database, database_url
 
 REGION = SETTINGS['region']
 IDENTITY_URL = f"http://127.0.0.1:{PORTS['identity']}/v3"
@@ -91,6 +92,8 @@ def nova():
             'ram_allocation_ratio': '1.0',
             'periodic_fuzzy_delay': '0',
             'update_resources_interval': '30',
+            # Shelved servers stay on their hosts until somebody lets go of them.
+            'shelved_offload_time': '-1',
             # Nothing behind Nova's back ever changes a guest or its network.
             'sync_power_state_interval': '-1',
             'heal_instance_info_cache_interval': '-1',
@@ -102,7 +105,9 @@ def nova():
         'filter_scheduler': {'enabled_filters': (
             'ComputeFilter,ComputeCapabilitiesFilter,ImagePropertiesFilter,'
             'ServerGroupAntiAffinityFilter,ServerGroupAffinityFilter,'
-            'AggregateMultiTenancyIsolation')},
+            'PciPassthroughFilter,AggregateMultiTenancyIsolation')},
+        'pci': {'device_spec': json.dumps(DEVICE),
+                'alias': json.dumps({**DEVICE, 'name': 'lab-device', 'device_type': 'type-PCI'})},
         'api_database': sql('nova_api'),
         'database': sql('nova'),
         'oslo_concurrency': {'lock_path': os.path.join(state, 'locks')},

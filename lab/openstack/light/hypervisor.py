@@ -1,5 +1,6 @@
 """The hypervisors: Nova's own fake driver, with guests that outlive a service and faults on demand.
 """
+import json
 import sys
 import threading
 import types
@@ -9,6 +10,8 @@ import nova.virt
 from nova import context, exception, objects
 from nova.compute import power_state, task_states, vm_states
 from nova.virt import fake
+
+from common import DEVICE
 
 # Changed by the control port.
 KNOBS = {
@@ -85,7 +88,12 @@ class Driver(fake.FakeDriver):
         return str(uuid.uuid5(uuid.NAMESPACE_DNS, name))
 
     def get_available_resource(self, nodename):
-        return {**super().get_available_resource(nodename), 'uuid': self.node_uuid(nodename)}
+        devices = [{
+            'address': f'0000:81:00.{number}', 'dev_type': 'type-PCI', 'status': 'available',
+            'label': 'lab', 'parent_addr': None, 'numa_node': None, **DEVICE,
+        } for number in range(2)]
+        return {**super().get_available_resource(nodename), 'uuid': self.node_uuid(nodename),
+                'pci_passthrough_devices': json.dumps(devices)}
 
     def get_nodenames_by_uuid(self, refresh=False):
         return {self.node_uuid(name): name for name in self.get_available_nodes()}

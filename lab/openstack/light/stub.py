@@ -1,7 +1,8 @@
 """A stub for the network and the image service: what Nova and its users ask of them.
 
 Nothing here is real. There is one network, of the project that tries hypervisors out; a port is a
-record that is forgotten with the process; and every image is one empty disk.
+record that is forgotten with the process; and every image is one empty disk, also one that is made
+of a server.
 """
 import hashlib
 import json
@@ -110,6 +111,10 @@ def answer(method, path, query, body):
             return {'images': images(query), 'schema': '/v2/schemas/images'}
         case 'GET', ['v2', 'images', identity]:
             return image(identity)
+        case 'POST', ['v2', 'images']:
+            return {**image(str(uuid.uuid4())), 'name': body.get('name'), 'status': 'queued'}
+        case 'DELETE', ['v2', 'images', _]:
+            return {}
         case 'GET', ['v2', 'schemas', 'image']:
             properties = {name: {} for name in image('')}
             return {'name': 'image', 'properties': properties, 'additionalProperties': {}}

@@ -495,7 +495,14 @@ impl<'a> Turn<'a> {
             return Course::Underway;
         }
         let Some(server) = self.servers.get(row.id.as_str()) else {
-            return self.whereabouts(row, host);
+            let offloaded = row.method == Some(Method::Offload);
+            if offloaded || followed.map(|read| read.at) > listed.map(|read| read.at) {
+                return self.whereabouts(row, host);
+            }
+            // What brought it away may be known by now, and may have to be confirmed.
+            let host = host.to_owned();
+            self.actions.insert(Action::ReadMigrations { host });
+            return Course::Underway;
         };
         if !is_idle(server) {
             return Course::Underway;

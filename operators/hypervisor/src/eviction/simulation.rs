@@ -64,6 +64,8 @@ struct FakeNova {
     servers: BTreeMap<String, (Server, Fate)>,
     migrations: Vec<Migration>,
     ends: BTreeMap<i64, Timestamp>,
+    /// From when on a migration is in Nova's list: its record comes after the answer.
+    shows: BTreeMap<i64, Timestamp>,
     /// When shelved servers are let go of.
     offloads: BTreeMap<String, Timestamp>,
     /// The most that were under way at the same time.
@@ -111,6 +113,7 @@ impl FakeNova {
             servers: servers.collect(),
             migrations: Vec::new(),
             ends: BTreeMap::new(),
+            shows: BTreeMap::new(),
             offloads: BTreeMap::new(),
             most: 0,
             most_to_one: 0,
@@ -279,7 +282,10 @@ impl FakeNova {
                 self.reads.servers = Some(Read { at, value: here });
             }
             Action::ReadMigrations { .. } => {
-                let value = self.migrations.iter().rev().cloned().collect();
+                let all = self.migrations.iter().rev();
+                let shown =
+                    all.filter(|one| self.shows.get(&one.id).is_none_or(|from| *from <= at));
+                let value = shown.cloned().collect();
                 self.reads.migrations = Some(Read { at, value });
             }
             Action::ReadTargets { .. } => {
@@ -426,6 +432,8 @@ impl FakeNova {
         }))
         .unwrap();
         self.migrations.push(migration);
+        let lag = SignedDuration::from_millis(number * 617 % 1500);
+        self.shows.insert(number, self.now + lag);
         self.ends
             .insert(number, self.now + SignedDuration::from_secs(fate.seconds));
         Asked::Accepted {
@@ -490,7 +498,8 @@ impl FakeNova {
             };
             let decision = decide(&seen, self.now);
             assert!(
-                decision.wake.is_none_or(|wake| wake > self.now) || decision.status.outcome.is_some(),
+                decision.wake.is_none_or(|wake| wake > self.now)
+                    || decision.status.outcome.is_some(),
                 "it would turn without a pause: {:#?}",
                 decision.status
             );
@@ -551,13 +560,28 @@ fn fate() -> impl Strategy<Value = Fate> {
     (
         (status, end),
         0_i64..40,
-        prop::sample::select(vec![(0_u32, 0_u32), (0, 0), (0, 0), (1, 0), (2, 0), (9, 0), (0, 1)]),
+        prop::sample::select(vec![
+            (0_u32, 0_u32),
+            (0, 0),
+            (0, 0),
+            (1, 0),
+            (2, 0),
+            (9, 0),
+            (0, 1),
+        ]),
         prop::sample::select(vec![0_u32, 0, 0, 1]),
         prop::option::weighted(0.1, 0_i64..60),
         1_u64..4096,
     )
         .prop_map(
-            |(((status, task), end), seconds, (failures, forsaken), refusals, deleted_at, memory)| {
+            |(
+                ((status, task), end),
+                seconds,
+                (failures, forsaken),
+                refusals,
+                deleted_at,
+                memory,
+            )| {
                 let passes = task.is_some() || status == "VERIFY_RESIZE";
                 Fate {
                     status,
@@ -656,6 +680,9 @@ proptest! {
         let outcome = status.outcome.unwrap();
         if outcome == Outcome::Succeeded {
             prop_assert!(here.is_empty(), "{here:?} {status:#?}");
+            let mut left = nova.migrations.iter();
+            let left = left.any(|one| one.status == MigrationStatus::Finished && nova.servers.contains_key(&one.server));
+            prop_assert!(!left, "a cold migration waits to be confirmed: {:#?}", nova.migrations);
         }
         for row in &status.instances {
             prop_assert!(!matches!(row.state, InstanceState::Pending | InstanceState::Moving | InstanceState::Blocked));

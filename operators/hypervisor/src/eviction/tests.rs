@@ -354,7 +354,12 @@ fn a_migration_that_nobody_brings_to_its_end_has_failed() {
         (100, 30, json!({}), true),
         (100, 30, json!({ "status": "ERROR" }), true),
         (100, 30, json!({ "status": "MIGRATING" }), false),
-        (100, 30, json!({ "OS-EXT-STS:task_state": "migrating" }), false),
+        (
+            100,
+            30,
+            json!({ "OS-EXT-STS:task_state": "migrating" }),
+            false,
+        ),
         (100, 10, json!({}), false),
         (80, 30, json!({}), false),
     ] {
@@ -941,6 +946,29 @@ fn what_has_not_changed_is_not_said_anew() {
     });
     let second = decide(&same, now() + SignedDuration::from_millis(700));
     assert_eq!(first.status, second.status);
+}
+
+/// A cold migration has to be confirmed, and its record may come later than the answer: one that has
+/// left is not believed to have left by itself before migrations were read once more.
+#[test]
+fn what_is_not_listed_any_more_may_have_a_migration_that_is_not_known_yet() {
+    let mut cold = moving("a");
+    cold.method = Some(Method::Cold);
+    let mut left = seen(reads(Vec::new()), running(vec![cold]));
+    left.reads.migrations.as_mut().unwrap().at = ago(1);
+    let asks = |seen: &Seen, wanted: &str| {
+        let actions = decide(seen, now()).actions;
+        actions.iter().any(|one| one.name() == wanted)
+    };
+    assert!(asks(&left, "read-migrations") && !asks(&left, "read-server"));
+    left.reads.migrations = read(vec![migration(6, "a", "finished")]);
+    assert!(asks(&left, "confirm"));
+    // There is none, and never was.
+    left.reads.migrations = Some(Read {
+        at: now() + SignedDuration::from_millis(1),
+        value: Vec::new(),
+    });
+    assert!(asks(&left, "read-server"));
 }
 
 /// A failed or aborted live migration leaves ERROR behind, which an older list does not show.

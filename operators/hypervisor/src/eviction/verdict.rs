@@ -137,7 +137,8 @@ pub fn judge(server: &Server, row: &EvictionInstance, reads: &Reads) -> Judged {
         && method != Some(Method::Offload)
         && let Some(profile) = specs.get("accel:device_profile")
     {
-        let text = format!("it has an accelerator ({profile}), which Nova does not move: shelve it");
+        let text =
+            format!("it has an accelerator ({profile}), which Nova does not move: shelve it");
         findings.add(Why::PassthroughDevice, text);
         method = None;
     }
@@ -155,11 +156,13 @@ pub fn judge(server: &Server, row: &EvictionInstance, reads: &Reads) -> Judged {
         && let Some(device) = passthrough(specs)
     {
         if row.method == Some(Method::Live) && row.attempt.is_some() {
+            let why = row.error.as_deref().map(|why| format!(" ({why})"));
             findings.add(
                 Why::PassthroughDevice,
                 format!(
-                    "it has a device of its host ({device}), and Nova did not move it with that: \
-                     stop it, and it is moved while it is off"
+                    "it has a device of its host ({device}), and Nova did not move it with that{}: \
+                     stop it, and it is moved while it is off",
+                    why.unwrap_or_default()
                 ),
             );
             method = None;

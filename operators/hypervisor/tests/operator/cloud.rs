@@ -3,6 +3,7 @@
 
 use cobalt_lab::LabConfig;
 use cobalt_lab::access::Access;
+use cobalt_lab::config::OpenStackConfig;
 use cobalt_lab::handle::Lab;
 use cobalt_lab::light::LightConfig;
 use cobalt_openstack::compute::{
@@ -54,9 +55,15 @@ pub async fn slow_cloud() -> &'static Cloud {
 /// One lab with real nodes at a time: the machine has room for about seven of them.
 pub static NODES: Mutex<()> = Mutex::const_new(());
 
-/// A whole region with two real hypervisors, and its API server's kubeconfig.
+/// A whole region with two real hypervisors, and its API server's kubeconfig. Live migrations are
+/// slow enough to be seen.
 pub async fn region(name: &str) -> (&'static Cloud, PathBuf) {
-    let lab = cobalt_lab::testing::lab(LabConfig::region(name, 2));
+    let mut config = LabConfig::region(name, 2);
+    config.openstack = Some(OpenStackConfig {
+        servers: 0,
+        migration_bandwidth: 8,
+    });
+    let lab = cobalt_lab::testing::lab(config);
     let lab = Box::pin(lab).await.unwrap();
     let access = lab.status().await.unwrap().access.unwrap();
     let kubeconfig = lab.kubeconfig();
@@ -76,6 +83,16 @@ async fn start(name: &str, concurrent_live_migrations: u32) -> Cloud {
 }
 
 impl Cloud {
+    /// The agent's flag for the libvirt of a real hypervisor.
+    pub async fn libvirt_flag(&self, host: &str) -> String {
+        let status = self.lab.status().await.unwrap();
+        let node = status.nodes.iter().find(|node| node.name == host).unwrap();
+        let pid = cobalt_lab::node::pid_one(host, &node.observed).unwrap();
+        format!(
+            "--libvirt-uri=qemu+unix:///system?socket=/proc/{pid}/root/run/libvirt/libvirt-sock"
+        )
+    }
+
     /// Nobody needs it any more.
     pub async fn down(&self) {
         self.lab.down().await.unwrap();
@@ -234,12 +251,14 @@ impl Cloud {
         sent.unwrap_or_else(|error| panic!("{action}: {error}"));
     }
 
-    /// A port of a server, of some kind: for the stub of the network service, which binds none.
-    pub async fn add_port(&self, server: &str, host: &str, kind: &str) {
+    /// A port of a server, of some kind, that Nova has no part in.
+    pub async fn add_port(&self, server: &str, host: &str, network: &str, kind: &str) {
+        let network = self.client().find_network(network).await.unwrap().unwrap();
         let (token, catalog) = self.login().await;
         let url = format!("{}/v2.0/ports", address(&catalog, "network"));
         let port = json!({ "port": {
-            "device_id": server, "binding:host_id": host, "binding:vnic_type": kind,
+            "network_id": network.id, "device_id": server,
+            "binding:host_id": host, "binding:vnic_type": kind,
         } });
         send("POST", &url, Some(&token), port).await.unwrap();
     }

@@ -382,8 +382,16 @@ async fn a_host_is_emptied_and_taken_back() {
 #[tokio::test]
 async fn w7_each_state_is_handled_as_nova_allows() {
     let drain = Drain::new("states", 2, &["--eviction-patience", "3s"]).await;
-    // Shelved and rescued ones need a real image service; they are in the table of verdicts.
-    let names = ["active", "paused", "off", "locked", "suspended", "broken"];
+    let names = [
+        "active",
+        "paused",
+        "off",
+        "locked",
+        "shelved",
+        "suspended",
+        "rescued",
+        "broken",
+    ];
     let ids = futures::future::join_all(names.iter().map(|name| drain.boot(name))).await;
     let id = |name: &str| ids[names.iter().position(|one| *one == name).unwrap()].as_str();
     drain
@@ -402,6 +410,16 @@ async fn w7_each_state_is_handled_as_nova_allows() {
             ServerStatus::Suspended,
         )
         .await;
+    drain
+        .act(
+            id("shelved"),
+            json!({ "shelve": null }),
+            ServerStatus::Shelved,
+        )
+        .await;
+    drain
+        .act(id("rescued"), json!({ "rescue": {} }), ServerStatus::Rescue)
+        .await;
     let error = json!({ "os-resetState": { "state": "error" } });
     drain.act(id("broken"), error, ServerStatus::Error).await;
 
@@ -412,6 +430,7 @@ async fn w7_each_state_is_handled_as_nova_allows() {
         ("paused", Method::Live),
         ("off", Method::Cold),
         ("locked", Method::Live),
+        ("shelved", Method::Offload),
     ] {
         let row = row(&status, name);
         assert_eq!(
@@ -421,7 +440,11 @@ async fn w7_each_state_is_handled_as_nova_allows() {
         );
     }
     assert!(reasons(row(&status, "locked")).contains(&"Locked"));
-    for (name, reason) in [("suspended", "UnsupportedState"), ("broken", "InError")] {
+    for (name, reason) in [
+        ("suspended", "UnsupportedState"),
+        ("rescued", "UnsupportedState"),
+        ("broken", "InError"),
+    ] {
         let row = row(&status, name);
         assert_eq!(row.state, InstanceState::Failed, "{row:#?}");
         assert_eq!(reasons(row)[0], reason);
@@ -431,10 +454,15 @@ async fn w7_each_state_is_handled_as_nova_allows() {
     assert_eq!(now["paused"].1, "PAUSED");
     assert_eq!(now["off"].1, "SHUTOFF");
     assert!(drain.targets.contains(&now["off"].0));
-    for name in ["suspended", "broken"] {
+    for name in ["suspended", "rescued", "broken"] {
         assert_eq!(now[name].0, drain.source, "{name} was not touched");
     }
-    assert_eq!(status.outstanding_instances.len(), 2);
+    assert_eq!(status.outstanding_instances.len(), 3);
+    // The host has let go of it; it waits in Nova for its owner.
+    assert!(!now.contains_key("shelved"), "{now:?}");
+    let client = drain.site.cloud.client();
+    let shelved = client.compute().server(id("shelved")).await.unwrap();
+    assert_eq!(shelved.status, ServerStatus::ShelvedOffloaded);
 
     // Not taken for a success (W1).
     let host = drain
@@ -447,6 +475,50 @@ async fn w7_each_state_is_handled_as_nova_allows() {
         )
         .await;
     assert_eq!(host.status.unwrap().evicted, Some(false));
+}
+
+#[tokio::test]
+async fn a_device_of_the_host_is_tried_and_moves_once_its_server_is_off() {
+    let drain = Drain::new("device", 1, &[]).await;
+    let cloud = drain.site.cloud;
+    let flavor = unique("device");
+    cloud.add_flavor(&flavor, 64).await;
+    let alias = "pci_passthrough:alias";
+    cloud.set_extra_spec(&flavor, alias, "lab-device:1").await;
+    let zone = Some(drain.zone.as_str());
+    let id = cloud
+        .boot_as("device", &drain.source, zone, &flavor, &[])
+        .await;
+    drain.begin().await;
+    let waits = drain
+        .eviction("Nova has refused to move it", |status| {
+            let mut rows = status.instances.iter();
+            rows.any(|row| row.state == InstanceState::Blocked)
+        })
+        .await;
+    let status = waits.status.unwrap();
+    let tried = row(&status, "device");
+    assert_eq!(reasons(tried)[0], "PassthroughDevice");
+    assert_eq!(tried.attempt, Some(1), "{tried:#?}");
+    let error = tried.error.as_ref().unwrap();
+    // All hosts refuse it, and Nova tells no more than this.
+    assert!(error.contains("No valid host"), "{error}");
+    drain.in_state(&id, ServerStatus::Active).await;
+
+    drain
+        .act(&id, json!({ "os-stop": null }), ServerStatus::Shutoff)
+        .await;
+    let status = drain.ended(Outcome::Succeeded).await;
+    let moved = row(&status, "device");
+    assert_eq!(
+        (moved.state, moved.method, moved.to.as_ref()),
+        (
+            InstanceState::Moved,
+            Some(Method::Cold),
+            Some(&drain.targets[0])
+        ),
+        "{moved:#?}"
+    );
 }
 
 #[tokio::test]
@@ -554,7 +626,7 @@ async fn a_plan_moves_nothing() {
     let drain = Drain::new("plan", 2, &[]).await;
     let one = drain.boot("one").await;
     let cloud = drain.site.cloud;
-    cloud.add_port(&one, &drain.source, "direct").await;
+    cloud.add_port(&one, &drain.source, "test", "direct").await;
     let off = drain.boot("two").await;
     drain
         .act(&off, json!({ "suspend": null }), ServerStatus::Suspended)

@@ -1,13 +1,28 @@
-//! A host is emptied for real: QEMU guests, libvirt and OVN, and guests that count while they move.
+//! Hosts are emptied for real: QEMU guests, libvirt and OVN, the node agents of both hosts, and
+//! guests that count while they move.
 
-use cobalt_api::eviction::{Eviction, InstanceState, Outcome};
+use std::collections::BTreeMap;
+use std::process::Stdio;
+use std::sync::{Arc, Mutex};
+
+use cobalt_api::eviction::{Eviction, EvictionStatus, InstanceState, Method, Outcome};
 use cobalt_api::hypervisor::Phase;
+use cobalt_api::migration::{Migration, MigrationResult, Role};
+use cobalt_openstack::Client;
 use cobalt_openstack::compute::{NewServer, NewServerNetworks, RootDisk, ServerStatus};
+use futures::StreamExt;
+use kube::Api;
+use kube::api::ListParams;
 use kube::runtime::wait::await_condition;
+use kube::runtime::{WatchStreamExt, watcher};
 use serde_json::json;
+use tokio::process::{Child, Command};
 
-use crate::cloud::{NODES, region};
-use crate::support::{PATIENCE, Site, until};
+use crate::cloud::{Cloud, NODES, region};
+use crate::evictions::{reasons, row};
+use crate::support::{PATIENCE, Site, free_port, until};
+
+const HOSTS: [&str; 2] = ["hv1", "hv2"];
 
 /// The numbers that a guest's console shows, in order.
 fn ticks(console: &str) -> Vec<u32> {
@@ -17,84 +32,266 @@ fn ticks(console: &str) -> Vec<u32> {
         .collect()
 }
 
+/// The agent of a host, as a process of this machine.
+async fn agent(site: &Site, host: &str) -> Child {
+    let program = cobalt_lab::testing::built("cobalt-node-agent").unwrap();
+    Command::new(program)
+        .args(["--node", host, "--namespace", "default"])
+        .arg(site.cloud.libvirt_flag(host).await)
+        .arg(format!("--metrics-bind-address={}", free_port()))
+        .arg(format!("--health-probe-bind-address={}", free_port()))
+        .arg("--migration-write-interval=1s")
+        .env("KUBECONFIG", &site.kubeconfig)
+        .env("LOG_LEVEL", "warn")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap()
+}
+
+/// Boots a guest that counts, and returns its id and how far it has counted.
+async fn counter(client: &Client, name: &str, host: &str) -> (String, u32) {
+    let compute = client.compute();
+    let image = client.find_image("lab-linux").await.unwrap().unwrap();
+    let network = client.find_network("lab").await.unwrap().unwrap();
+    let new = NewServer {
+        name: name.to_owned(),
+        flavor: compute.find_flavor("m1.lab").await.unwrap().unwrap().id,
+        root: RootDisk::Image(image.id),
+        networks: NewServerNetworks::Networks(vec![network.id]),
+        host: Some(host.to_owned()),
+        availability_zone: None,
+        metadata: [].into(),
+    };
+    let id = compute.create_server(&new).await.unwrap();
+    let counted = until("it counts", || async {
+        let server = compute.server(&id).await.unwrap();
+        assert_ne!(server.status, ServerStatus::Error, "{:?}", server.fault);
+        if server.status != ServerStatus::Active {
+            return None;
+        }
+        let counted = ticks(&compute.console_output(&id, 200).await.unwrap());
+        counted.last().copied().filter(|last| *last > 3)
+    })
+    .await;
+    (id, counted)
+}
+
+/// Its guest has not stopped: on the other host its console begins in the middle of the count.
+async fn counts_on(client: &Client, id: &str, before: u32) {
+    let counted = until("it counts on", || async {
+        let console = client.compute().console_output(id, 200).await.unwrap();
+        Some(ticks(&console)).filter(|counted| counted.len() > 3)
+    })
+    .await;
+    let whole = counted.windows(2).all(|pair| pair[1] == pair[0] + 1);
+    assert!(
+        counted[0] > before && whole,
+        "{before} and then {counted:?}"
+    );
+}
+
+/// The agent of a host sees so many guests.
+async fn sees(site: &Site, host: &str, guests: i64) {
+    site.hypervisor(host, &format!("{guests} guests"), |object| {
+        let status = object.status.as_ref();
+        status.is_some_and(|status| status.num_instances == Some(guests))
+    })
+    .await;
+}
+
+/// Asks for a host to be emptied, as people do.
+async fn empty(site: &Site, host: &str) {
+    let wish = json!({ "spec": { "maintenance": "manual", "maintenanceReason": "a new fan" } });
+    site.patch(host, wish).await;
+}
+
+async fn eviction_of(
+    site: &Site,
+    host: &str,
+    wanted: impl Fn(&EvictionStatus) -> bool,
+) -> EvictionStatus {
+    let over = await_condition(site.evictions(), host, |object: Option<&Eviction>| {
+        let status = object.and_then(|object| object.status.as_ref());
+        status.is_some_and(&wanted)
+    });
+    match tokio::time::timeout(PATIENCE * 2, over).await {
+        Ok(found) => found.unwrap().unwrap().status.unwrap(),
+        Err(_) => panic!("{:#?}", site.evictions().get(host).await.unwrap().status),
+    }
+}
+
+/// How far rows were said to be while they moved, by instance.
+fn progress_of(site: &Site, host: &str) -> Arc<Mutex<BTreeMap<String, Vec<i32>>>> {
+    let all = Arc::new(Mutex::new(BTreeMap::<String, Vec<i32>>::new()));
+    let seen = Arc::clone(&all);
+    let config = watcher::Config::default().fields(&format!("metadata.name={host}"));
+    let objects = watcher(site.evictions(), config).default_backoff();
+    tokio::spawn(async move {
+        let mut objects = std::pin::pin!(objects.applied_objects());
+        while let Some(object) = objects.next().await {
+            let Ok(Some(status)) = object.map(|object: Eviction| object.status) else {
+                continue;
+            };
+            for row in status.instances {
+                if let (InstanceState::Moving, Some(progress)) = (row.state, row.progress) {
+                    seen.lock()
+                        .unwrap()
+                        .entry(row.id)
+                        .or_default()
+                        .push(progress);
+                }
+            }
+        }
+    });
+    all
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn guests_count_on_while_their_host_is_emptied() {
     let _nodes = NODES.lock().await;
     let (cloud, kubeconfig) = region("drain").await;
     let site = Site::in_cluster(cloud, kubeconfig).await;
-    let _operator = site.operator_of("", &["--skip-tests"], &[]);
-    let hosts = ["hv1", "hv2"];
-    for host in hosts {
-        site.fake_agent(host);
+    let operator = site.operator_of("", &["--skip-tests", "--eviction-patience", "10s"], &[]);
+    let mut agents = Vec::new();
+    for host in HOSTS {
+        agents.push(agent(&site, host).await);
     }
-    for host in hosts {
+    for host in HOSTS {
         site.phase(host, Phase::Active).await;
     }
     let client = cloud.client();
-    let compute = client.compute();
-    let image = client.find_image("lab-linux").await.unwrap().unwrap();
-    let network = client.find_network("lab").await.unwrap().unwrap();
-    let mut servers = Vec::new();
-    for number in 0..3 {
-        let new = NewServer {
-            name: format!("counter-{number}"),
-            flavor: compute.find_flavor("m1.lab").await.unwrap().unwrap().id,
-            root: RootDisk::Image(image.id.clone()),
-            networks: NewServerNetworks::Networks(vec![network.id.clone()]),
-            host: Some("hv1".to_owned()),
-            availability_zone: None,
-            metadata: [].into(),
-        };
-        servers.push(compute.create_server(&new).await.unwrap());
-    }
-    let mut before = Vec::new();
-    for id in &servers {
-        let counted = until("it counts", || async {
-            let server = compute.server(id).await.unwrap();
-            assert_ne!(server.status, ServerStatus::Error, "{:?}", server.fault);
-            if server.status != ServerStatus::Active {
-                return None;
-            }
-            let counted = ticks(&compute.console_output(id, 200).await.unwrap());
-            counted.last().copied().filter(|last| *last > 3)
-        })
-        .await;
-        before.push(counted);
-    }
-
-    let wish = json!({ "spec": { "maintenance": "manual", "maintenanceReason": "a new fan" } });
-    site.patch("hv1", wish).await;
-    let over = await_condition(site.evictions(), "hv1", |object: Option<&Eviction>| {
-        let status = object.and_then(|object| object.status.as_ref());
-        status.is_some_and(|status| status.outcome.is_some())
-    });
-    let over = tokio::time::timeout(PATIENCE * 2, over).await.unwrap();
-    let status = over.unwrap().unwrap().status.unwrap();
+    let (one, two, three) = tokio::join!(
+        counter(&client, "one", "hv1"),
+        counter(&client, "two", "hv1"),
+        counter(&client, "three", "hv1")
+    );
+    sees(&site, "hv1", 3).await;
+    let progress = progress_of(&site, "hv1");
+    empty(&site, "hv1").await;
+    let status = eviction_of(&site, "hv1", |status| status.outcome.is_some()).await;
     assert_eq!(status.outcome, Some(Outcome::Succeeded), "{status:#?}");
     assert_eq!(status.instances.len(), 3);
-    assert!(
-        status
-            .instances
-            .iter()
-            .all(|row| row.state == InstanceState::Moved)
-    );
-
-    for (id, before) in servers.iter().zip(before) {
-        let server = compute.server(id).await.unwrap();
-        assert_eq!(server.status, ServerStatus::Active);
-        assert_ne!(server.host.as_deref(), Some("hv1"));
-        // Its console begins anew on the other host, in the middle of the count.
-        let counted = until("it counts on", || async {
-            let counted = ticks(&compute.console_output(id, 200).await.unwrap());
-            (counted.len() > 3).then_some(counted)
-        })
-        .await;
-        let whole = counted.windows(2).all(|pair| pair[1] == pair[0] + 1);
-        assert!(
-            counted[0] > before && whole,
-            "{before} and then {counted:?}"
+    for (id, before) in [&one, &two, &three] {
+        let row = status.instances.iter().find(|row| row.id == *id).unwrap();
+        assert_eq!(
+            (row.state, row.to.as_deref()),
+            (InstanceState::Moved, Some("hv2")),
+            "{row:#?}"
         );
+        let server = client.compute().server(id).await.unwrap();
+        assert_eq!(
+            (server.status, server.host.as_deref()),
+            (ServerStatus::Active, Some("hv2"))
+        );
+        counts_on(&client, id, *before).await;
     }
     site.phase("hv1", Phase::Maintenance).await;
+    sees(&site, "hv1", 0).await;
+    sees(&site, "hv2", 3).await;
+
+    // How far they were the agents told, and nobody asked Nova.
+    let told = progress.lock().unwrap().clone();
+    assert!(told.contains_key(&one.0), "{told:?}");
+    let migrations: Api<Migration> = Api::default_namespaced(site.client.clone());
+    let all = migrations.list(&ListParams::default()).await.unwrap();
+    for (id, _) in [&one, &two, &three] {
+        let own = all.iter().filter_map(|object| object.status.as_ref());
+        let own = own.filter(|status| status.instance.as_ref() == Some(id));
+        let own: Vec<_> = own.collect();
+        assert_eq!(own.len(), 1, "{own:#?}");
+        assert_eq!(own[0].result, Some(MigrationResult::Succeeded), "{own:#?}");
+        let ends: BTreeMap<Role, &str> = own[0]
+            .ends
+            .iter()
+            .map(|end| (end.role, end.node.as_str()))
+            .collect();
+        assert_eq!(ends[&Role::Source], "hv1");
+        assert_eq!(ends[&Role::Destination], "hv2");
+    }
+    let asked = operator
+        .metric(r#"cobalt_operator_actions_total{controller="eviction",action="read-transfer""#);
+    assert_eq!(asked.await, 0.0);
+
+    site.patch("hv1", json!({ "spec": { "maintenance": "" } }))
+        .await;
+    site.phase("hv1", Phase::Active).await;
+    others(&site, cloud, &client, [one, two, three]).await;
     cloud.down().await;
+}
+
+/// The other host: with one that somebody aborts, one that is shelved, and one in rescue.
+async fn others(site: &Site, cloud: &Cloud, client: &Client, ids: [(String, u32); 3]) {
+    let [(aborted, before), (shelved, _), (rescued, _)] = ids;
+    let compute = client.compute();
+    for (id, action, status) in [
+        (&shelved, json!({ "shelve": null }), ServerStatus::Shelved),
+        (&rescued, json!({ "rescue": {} }), ServerStatus::Rescue),
+    ] {
+        cloud.server_action(id, action).await;
+        until(status.as_str(), || async {
+            let now = compute.server(id).await.unwrap();
+            assert_ne!(now.status, ServerStatus::Error, "{:?}", now.fault);
+            (now.status == status && now.task_state.is_none()).then_some(())
+        })
+        .await;
+    }
+    cloud.add_port(&aborted, "hv2", "lab", "direct").await;
+    empty(site, "hv2").await;
+    let status = eviction_of(site, "hv2", |status| {
+        let mut rows = status.instances.iter();
+        rows.any(|row| row.id == aborted && row.migration_id.is_some() && row.progress.is_some())
+    })
+    .await;
+    let moving = row(&status, "one");
+    compute
+        .abort_migration(&aborted, moving.migration_id.unwrap())
+        .await
+        .unwrap();
+    let status = eviction_of(site, "hv2", |status| status.outcome.is_some()).await;
+    assert_eq!(
+        status.outcome,
+        Some(Outcome::PartiallyFailed),
+        "{status:#?}"
+    );
+
+    // Nova 33 leaves ERROR behind; the agent saw the guest running, and it was tried again.
+    let moved = row(&status, "one");
+    assert_eq!(
+        (moved.state, moved.attempt),
+        (InstanceState::Moved, Some(2)),
+        "{moved:#?}"
+    );
+    assert!(reasons(moved).contains(&"PassthroughDevice"), "{moved:#?}");
+    counts_on(client, &aborted, before).await;
+
+    let offloaded = row(&status, "two");
+    assert_eq!(
+        (offloaded.state, offloaded.method),
+        (InstanceState::Moved, Some(Method::Offload)),
+        "{offloaded:#?}"
+    );
+    let server = compute.server(&shelved).await.unwrap();
+    assert_eq!(server.status, ServerStatus::ShelvedOffloaded);
+
+    let stays = row(&status, "three");
+    assert_eq!(
+        (stays.state, stays.attempt),
+        (InstanceState::Failed, None),
+        "{stays:#?}"
+    );
+    assert_eq!(reasons(stays)[0], "UnsupportedState");
+    let server = compute.server(&rescued).await.unwrap();
+    assert_eq!(
+        (server.status, server.host.as_deref()),
+        (ServerStatus::Rescue, Some("hv2"))
+    );
+    let host = site.hypervisors().get("hv2").await.unwrap();
+    assert_eq!(
+        host.status.unwrap().evicted,
+        Some(false),
+        "{}",
+        host.metadata.name.unwrap_or_default()
+    );
 }
