@@ -35,6 +35,10 @@ const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_
 /// for its instances, and sends no event about those that it finds dead.
 const SETTLE: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(5)];
 
+/// When an instance that was found stopped is looked at again: libvirt tells of a stop before it
+/// forgets an instance that has migrated, or that was never defined, and does not tell the latter.
+const STOPPED: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(5)];
+
 /// Every kind of event the agent reacts to.
 const EVENTS: &[EventKind] = &[
     EventKind::Lifecycle,
@@ -156,6 +160,7 @@ async fn session(config: &VirtConfig, outputs: &Outputs, backoff: &mut Backoff) 
     let mut reads = SETTLE.iter().map(|after| connected_at + *after);
     // Events do not postpone it.
     let mut read_at = reads.next().unwrap_or(connected_at + config.resync);
+    let mut stopped = Stopped::default();
     outputs.metrics.full_reads.inc();
     outputs.metrics.libvirt_connects.inc();
     outputs.metrics.libvirt_connected.set(1);
@@ -169,7 +174,7 @@ async fn session(config: &VirtConfig, outputs: &Outputs, backoff: &mut Backoff) 
     loop {
         outputs.publish(&inventory);
         outputs.say(connected(&config.uri, &inventory));
-        let work = next_work(&mut events, outputs, read_at).await;
+        let work = next_work(&mut events, outputs, read_at, &mut stopped).await;
         let done = match work {
             Work::Lost => return Ended::Lost(connection.closed().await.to_string()),
             Work::Everything => {
@@ -185,7 +190,9 @@ async fn session(config: &VirtConfig, outputs: &Outputs, backoff: &mut Backoff) 
                     .metrics
                     .domain_reads
                     .inc_by(u64::try_from(dirty.len()).unwrap_or(0));
-                refresh(&connection, &mut inventory, dirty).await
+                let done = refresh(&connection, &mut inventory, dirty).await;
+                stopped.keep(&inventory);
+                done
             }
         };
         if let Err(error) = done {
@@ -207,6 +214,48 @@ impl Ended {
     }
 }
 
+/// Instances that have told something, and are looked at again if they have stopped.
+#[derive(Debug, Default)]
+struct Stopped(BTreeMap<Uuid, (Domain, usize, Instant)>);
+
+impl Stopped {
+    /// An instance has told something.
+    fn told(&mut self, domain: &Domain, now: Instant) {
+        let [first, ..] = STOPPED;
+        self.0.insert(domain.uuid, (domain.clone(), 0, now + first));
+    }
+
+    /// Forgets those that run, or are gone.
+    fn keep(&mut self, inventory: &Inventory) {
+        self.0.retain(|uuid, _| {
+            let entry = inventory.domains.get(uuid);
+            entry.is_some_and(|entry| !entry.facts.active)
+        });
+    }
+
+    /// When the next is to be looked at.
+    fn next(&self) -> Option<Instant> {
+        self.0.values().map(|(_, _, at)| *at).min()
+    }
+
+    /// Those that are to be looked at now.
+    fn due(&mut self, now: Instant) -> BTreeMap<Uuid, Domain> {
+        let mut due = BTreeMap::new();
+        self.0.retain(|uuid, (domain, step, at)| {
+            if *at > now {
+                return true;
+            }
+            due.insert(*uuid, domain.clone());
+            *step += 1;
+            STOPPED.get(*step).is_some_and(|wait| {
+                *at = now + *wait;
+                true
+            })
+        });
+        due
+    }
+}
+
 /// What is to be read again.
 enum Work {
     /// The connection is gone.
@@ -218,11 +267,20 @@ enum Work {
 }
 
 /// Passes events on until none is waiting, and collects what they make stale.
-async fn next_work(events: &mut EventStream, outputs: &Outputs, read_at: Instant) -> Work {
+async fn next_work(
+    events: &mut EventStream,
+    outputs: &Outputs,
+    read_at: Instant,
+    stopped: &mut Stopped,
+) -> Work {
+    let again_at = stopped.next();
     let first = tokio::select! {
         biased;
         () = tokio::time::sleep_until(read_at) => return Work::Everything,
         event = events.next() => event,
+        () = tokio::time::sleep_until(again_at.unwrap_or(read_at)) => {
+            return Work::Some(stopped.due(Instant::now()));
+        }
     };
     let Some(first) = first else {
         return Work::Lost;
@@ -239,7 +297,10 @@ async fn next_work(events: &mut EventStream, outputs: &Outputs, read_at: Instant
         match event.domain() {
             // A running migration says this many times a second, and nothing we report changes.
             _ if matches!(*event, Event::MigrationIteration { .. }) => {}
-            Some(domain) => drop(dirty.insert(domain.uuid, domain.clone())),
+            Some(domain) => {
+                stopped.told(domain, Instant::now());
+                dirty.insert(domain.uuid, domain.clone());
+            }
             None => everything = true,
         }
         // Nobody may be listening; that is fine.

@@ -120,3 +120,44 @@ async fn what_happens_to_an_instance_is_reported_and_nothing_else_is_written() {
     assert!(again.metric("cobalt_node_agent_status_writes_total").await < 1.0);
     delete_hypervisor(&client, &node).await;
 }
+
+/// libvirt tells that a guest has stopped before it forgets it, and does not tell the latter of one
+/// that has left by a migration.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_has_left_by_a_migration_is_not_reported_any_more() {
+    let (server, client) = server().await;
+    let hosts = Hosts::start("leaving", &[Flavour::Bookworm, Flavour::Bookworm]).await;
+    let node = unique("leaving");
+    create_hypervisor(&client, &node).await;
+    let uri = hosts.libvirt_flag("hv1").await;
+    let agent = Agent::start(&server.kubeconfig, &node, &[&uri]);
+    // After the last of the reads that follow a connection.
+    agent.serves().await;
+    agent
+        .counts("cobalt_node_agent_full_reads_total", 3.0)
+        .await;
+    const GUESTS: i64 = 8;
+    for number in 0..GUESTS {
+        let name = format!("leaver-{number}");
+        hosts.define("hv1", &name, "").await;
+        hosts.virsh("hv1", &["start", &name]).await;
+    }
+    let counts = async |what: &str, active: bool, wanted: usize| {
+        wait_until(&client, &node, what, |hypervisor| {
+            let status = hypervisor.status.as_ref();
+            let all = status.map_or(&[][..], |status| status.instances.as_slice());
+            all.len() == wanted && all.iter().all(|one| one.active == active)
+        })
+        .await
+    };
+    counts("all run", true, 8).await;
+    let script = format!(
+        "for n in $(seq 0 {}); do virsh migrate --live --p2p --persistent --undefinesource \
+         leaver-$n qemu+tcp://hv2/system & done; wait; virsh list --all --name",
+        GUESTS - 1
+    );
+    let left = hosts.sh("hv1", &script).await;
+    assert!(!left.contains("leaver"), "{left}");
+    counts("none is left", false, 0).await;
+    delete_hypervisor(&client, &node).await;
+}
