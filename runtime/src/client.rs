@@ -6,8 +6,13 @@
 use std::path::Path;
 use std::time::Duration;
 
+use axum::http::{Method, Request};
+use kube::client::Body;
 use kube::config::{InferConfigError, KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Client, Config};
+use tower::BoxError;
+
+use crate::Term;
 
 /// Long enough for a far or busy API server.
 const CONNECT: Duration = Duration::from_secs(10);
@@ -62,6 +67,29 @@ pub async fn client_from_file(path: &Path) -> Result<Client, ClientError> {
     let options = KubeConfigOptions::default();
     build(Config::from_custom_kubeconfig(file, &options).await?)
 }
+
+/// The same client for what only the leader may do: it changes nothing while `term` does not hold.
+#[must_use]
+pub fn led(client: Client, term: Term) -> Client {
+    let namespace = client.default_namespace().to_owned();
+    let service = tower::service_fn(move |request: Request<Body>| {
+        let client = client.clone();
+        let may = *request.method() == Method::GET || term.holds();
+        async move {
+            if may {
+                client.send(request).await.map_err(BoxError::from)
+            } else {
+                Err(NotLeading.into())
+            }
+        }
+    });
+    Client::new(service, namespace)
+}
+
+/// This process does not lead any more, and changes nothing.
+#[derive(Debug, thiserror::Error)]
+#[error("this process does not lead any more")]
+struct NotLeading;
 
 async fn infer() -> Result<Config, ClientError> {
     Config::infer()

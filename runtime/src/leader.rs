@@ -10,11 +10,13 @@
 //!   and wait for `duration`, which is longer. Each uses its own clock for both ends, so only the
 //!   rates of clocks matter, never what they show.
 //! - A holder that finds the record not its own ends, whoever did it.
+//! - Whoever acts as the leader looks at the [`Term`] right before: a process that slept notices by its
+//!   own clock, before anybody has told it.
 //!
 //! Those who wait watch the Lease: one that was let go of is taken at once.
 
 use std::hash::{BuildHasher, RandomState};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures::FutureExt;
@@ -94,6 +96,41 @@ pub enum Leadership {
     Other(String),
     /// This process.
     Me,
+}
+
+/// Until when this process leads without another renewal, for whoever acts.
+#[derive(Debug, Clone, Default)]
+pub struct Term(Arc<Mutex<Held>>);
+
+#[derive(Debug, Clone, Copy, Default)]
+enum Held {
+    #[default]
+    Never,
+    Until(Instant),
+    Always,
+}
+
+impl Term {
+    /// Of a process that needs no election.
+    #[must_use]
+    pub fn unlimited() -> Self {
+        Self(Arc::new(Mutex::new(Held::Always)))
+    }
+
+    /// Whether this process leads, now.
+    #[must_use]
+    pub fn holds(&self) -> bool {
+        match *self.0.lock().unwrap_or_else(PoisonError::into_inner) {
+            Held::Never => false,
+            Held::Until(end) => Instant::now() < end,
+            Held::Always => true,
+        }
+    }
+
+    fn set(&self, until: Option<Instant>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) =
+            until.map_or(Held::Never, Held::Until);
+    }
 }
 
 /// Why this process does not lead, and never will again.
@@ -248,8 +285,8 @@ fn let_go(lease: &Lease, config: &LeaderConfig, wall: Timestamp) -> Option<Lease
     Some(free)
 }
 
-/// Asks for the Lease and keeps it. Who leads is told through `leading`; only while it says
-/// [`Leadership::Me`] may this process act as the leader.
+/// Asks for the Lease and keeps it. Who leads is told through `leading`; only while `term` holds may
+/// this process act as the leader.
 ///
 /// When it is cancelled it lets go of the Lease, so that the next one takes over at once: cancel it
 /// after everything that only the leader does has ended.
@@ -262,6 +299,7 @@ pub async fn lead(
     client: Client,
     config: LeaderConfig,
     leading: watch::Sender<Leadership>,
+    term: Term,
     cancel: CancellationToken,
 ) -> Result<(), LeaderError> {
     config.check()?;
@@ -277,6 +315,7 @@ pub async fn lead(
         api: Api::namespaced(client, &config.namespace),
         config,
         leading,
+        term,
         changes,
         memory: Memory::default(),
         known: None,
@@ -288,6 +327,7 @@ pub async fn lead(
         () = cancel.cancelled() => Ok(()),
         () = watching => Ok(()),
     };
+    candidate.term.set(None);
     match &end {
         Ok(()) => {
             candidate.say(Leadership::Unknown("told to end".to_owned()));
@@ -310,6 +350,7 @@ struct Candidate {
     api: Api<Lease>,
     config: LeaderConfig,
     leading: watch::Sender<Leadership>,
+    term: Term,
     /// What the watch has seen. It may be older than what is known.
     changes: watch::Receiver<Observed<Lease>>,
     memory: Memory,
@@ -379,6 +420,7 @@ impl Candidate {
                         self.known = Some(Arc::new(lease));
                         self.trouble = NO_ANSWER.to_owned();
                         self.memory.accepted(&self.config, now, Instant::now());
+                        self.term.set(self.memory.leads_until(&self.config));
                         if self.memory.renewed.is_some() {
                             self.say(Leadership::Me);
                         }

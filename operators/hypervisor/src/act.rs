@@ -10,7 +10,7 @@ use cobalt_api::hypervisor::Hypervisor;
 use cobalt_api::names::{FieldManager, annotations, finalizers};
 use cobalt_openstack::compute::{MigrationFilter, ServerFilter, ServerStatus};
 use cobalt_openstack::{Client as OpenStack, Error as OpenStackError, found};
-use cobalt_runtime::{chain, within};
+use cobalt_runtime::{Term, chain, within};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
@@ -83,6 +83,8 @@ pub struct Hands {
     pub openstack: OpenStack,
     /// What is known of all hosts.
     pub fleet: Watched,
+    /// Whether this process leads.
+    pub term: Term,
     /// Where tests run.
     pub testbed: watch::Receiver<Found>,
     /// Where agents run whose pods have to leave.
@@ -107,6 +109,11 @@ impl Hands {
         action: &Action,
         reads: &mut Reads,
     ) -> Result<(), ActError> {
+        if !action.is_read() && !self.term.holds() {
+            return Err(ActError::NotNow(
+                "this process does not lead any more".to_owned(),
+            ));
+        }
         let compute = self.openstack.compute();
         match action {
             Action::DisableService { id, reason } => {

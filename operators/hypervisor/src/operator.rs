@@ -17,7 +17,7 @@ use cobalt_api::ovsnode::OvsNode;
 use cobalt_openstack::{Client as OpenStack, Config as OpenStackConfig, Source};
 use cobalt_runtime::{
     Change, Health, LeaderConfig, Leadership, ObjectKey, Presence, Queue, Recorder, Reflection,
-    Store, Tasks, lead, metrics as text, reflect, serve, work,
+    Store, Tasks, Term, lead, led, metrics as text, reflect, serve, work,
 };
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
@@ -65,6 +65,13 @@ const BUSY: Duration = Duration::from_secs(300);
 /// anew.
 pub async fn run(config: Config, client: Client, cancel: CancellationToken) -> anyhow::Result<()> {
     let mut tasks = Tasks::default();
+    let term = if config.leader_elect {
+        Term::default()
+    } else {
+        Term::unlimited()
+    };
+    // The Lease itself is asked for by one who does not lead yet.
+    let (client, candidate) = (led(client.clone(), term.clone()), client);
     let health = Health::default();
     let mut registry = Registry::default();
     let metrics = Metrics::default();
@@ -105,6 +112,7 @@ pub async fn run(config: Config, client: Client, cancel: CancellationToken) -> a
             client: client.clone(),
             openstack: openstack.clone(),
             fleet: fleet.clone(),
+            term: term.clone(),
             groups: Arc::default(),
         },
         policy: Arc::new(config.eviction.policy()),
@@ -120,6 +128,7 @@ pub async fn run(config: Config, client: Client, cancel: CancellationToken) -> a
         client: client.clone(),
         openstack: openstack.clone(),
         fleet: fleet.clone(),
+        term: term.clone(),
         testbed,
         agent_namespaces: config.agent_namespaces.clone().into(),
     };
@@ -204,10 +213,10 @@ pub async fn run(config: Config, client: Client, cancel: CancellationToken) -> a
     let lease = CancellationToken::new();
     let lost = CancellationToken::new();
     let election = config.leader_elect.then(|| {
-        let (client, lease, lost) = (client.clone(), lease.clone(), lost.clone());
+        let (lease, lost) = (lease.clone(), lost.clone());
         let config = leader_config(&config, &instance);
         tokio::spawn(async move {
-            let end = lead(client, config, leading, lease).await;
+            let end = lead(candidate, config, leading, term, lease).await;
             lost.cancel();
             end
         })

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use cobalt_runtime::{LeaderConfig, LeaderError, Leadership, lead};
+use cobalt_runtime::{LeaderConfig, LeaderError, Leadership, Term, chain, lead, led};
 use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::json;
@@ -19,6 +20,7 @@ const NAME: &str = "4c28796a.cloud.sap";
 /// A candidate under way.
 struct Candidate {
     leadership: watch::Receiver<Leadership>,
+    term: Term,
     cancel: CancellationToken,
     task: JoinHandle<Result<(), LeaderError>>,
 }
@@ -37,9 +39,11 @@ fn config(namespace: &str, identity: &str, duration: u64) -> LeaderConfig {
 fn start(client: Client, config: LeaderConfig) -> Candidate {
     let (leading, leadership) = watch::channel(Leadership::Unknown("not started".to_owned()));
     let cancel = CancellationToken::new();
-    let task = tokio::spawn(lead(client, config, leading, cancel.clone()));
+    let term = Term::default();
+    let task = tokio::spawn(lead(client, config, leading, term.clone(), cancel.clone()));
     Candidate {
         leadership,
+        term,
         cancel,
         task,
     }
@@ -85,6 +89,33 @@ async fn go_holder(leases: &Api<Lease>, identity: &str, seconds: u32) {
     });
     let lease = serde_json::from_value(lease).unwrap();
     leases.create(&PostParams::default(), &lease).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_who_leads_changes_something() {
+    let (_, client) = server().await;
+    let namespace = namespace(&client, "led").await;
+    let mut one = start(client.clone(), config(&namespace, "one", 3));
+    let theirs = led(client.clone(), one.term.clone());
+    let maps: Api<ConfigMap> = Api::namespaced(theirs, &namespace);
+    let map = |name: &str| {
+        let mut map = ConfigMap::default();
+        map.metadata.name = Some(name.to_owned());
+        map
+    };
+    one.sees(&Leadership::Me).await;
+    let params = PostParams::default();
+    maps.create(&params, &map("led")).await.unwrap();
+
+    // It lets go, and whatever it had begun changes nothing any more.
+    one.cancel.cancel();
+    one.sees(&Leadership::Unknown("told to end".to_owned()))
+        .await;
+    let refused = maps.create(&params, &map("late")).await.unwrap_err();
+    assert!(chain(&refused).contains("does not lead"), "{refused:?}");
+    assert!(maps.get_opt("late").await.unwrap().is_none());
+    assert!(maps.get_opt("led").await.unwrap().is_some());
+    one.end().await.unwrap();
 }
 
 #[tokio::test]

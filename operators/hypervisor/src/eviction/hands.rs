@@ -13,7 +13,7 @@ use cobalt_openstack::compute::{
 };
 use cobalt_openstack::placement::{CandidateQuery, Resources};
 use cobalt_openstack::{Client as OpenStack, Error, Port, found};
-use cobalt_runtime::{chain, within};
+use cobalt_runtime::{Term, chain, within};
 use jiff::{SignedDuration, Timestamp};
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client, ResourceExt};
@@ -51,6 +51,8 @@ pub struct Hands {
     pub openstack: OpenStack,
     /// What is known of all hosts.
     pub fleet: Watched,
+    /// Whether this process leads.
+    pub term: Term,
     /// Server groups of all projects, as last read.
     pub groups: Arc<Mutex<Option<Read<Vec<Group>>>>>,
 }
@@ -99,6 +101,10 @@ impl Hands {
         at: Timestamp,
         reads: &Mutex<Reads>,
     ) -> Result<Found, Failure> {
+        if !self.term.holds() {
+            let text = "this process does not lead any more";
+            return Err(Failure::Kubernetes(text.to_owned()));
+        }
         let compute = self.openstack.compute();
         Ok(match action {
             Action::Hold => {
