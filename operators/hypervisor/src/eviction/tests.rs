@@ -426,7 +426,11 @@ fn verdicts_by_room_and_group() {
         avoid: vec!["t1".to_owned(), "t2".to_owned()],
         ..plain.clone()
     };
-    assert_eq!(judged(&reads, &failed).2, ["NoValidHost"]);
+    let (verdict, _, why) = judged(&reads, &failed);
+    assert_eq!(
+        (verdict, why),
+        (Verdict::Unknown, vec!["NoValidHost".to_owned()])
+    );
 
     let group = |together| Group {
         name: "g".to_owned(),
@@ -716,6 +720,36 @@ fn w5_what_fails_later_says_why_and_is_tried_elsewhere() {
     };
     assert!(decision.actions.contains(&wanted), "{:?}", decision.actions);
     assert_eq!(row(&decision, "a").after_migration_id, Some(6));
+}
+
+#[test]
+fn who_has_failed_is_taken_again_if_there_is_nobody_else() {
+    let tried = |attempt, avoid: &[&str]| EvictionInstance {
+        attempt: Some(attempt),
+        method: Some(Method::Live),
+        since: Some(Time(ago(130))),
+        avoid: avoid.iter().map(|host| (*host).to_owned()).collect(),
+        ..EvictionInstance::new("a")
+    };
+    for (row, expected) in [
+        (tried(1, &["t1"]), Some("t2")),
+        (tried(2, &["t2", "t1"]), Some("t2")),
+        (tried(2, &["t1", "t2"]), Some("t1")),
+        (tried(3, &["t1", "t2"]), None),
+    ] {
+        let seen = seen(
+            reads(vec![server("a", json!({}))]),
+            running(vec![row.clone()]),
+        );
+        let decision = decide(&seen, now());
+        let moves = decision.actions.iter().find_map(|action| match action {
+            Action::Move { target, .. } => target.as_deref(),
+            _ => None,
+        });
+        assert_eq!(moves, expected, "{row:?}");
+        let failed = decision.status.instances[0].state == InstanceState::Failed;
+        assert_eq!(failed, expected.is_none(), "{row:?}");
+    }
 }
 
 #[test]

@@ -225,14 +225,14 @@ pub fn judge(server: &Server, row: &EvictionInstance, reads: &Reads) -> Judged {
                     );
                     method = None;
                 } else if room.is_some_and(|room| room.iter().all(|host| avoided.contains(host))) {
-                    findings.add(
+                    unknown = true;
+                    findings.note(
                         Why::NoValidHost,
                         format!(
-                            "every host with room has failed to take it: {}",
+                            "every host with room has failed to take it, and is tried again: {}",
                             row.avoid.join(", ")
                         ),
                     );
-                    method = None;
                 }
             }
             Some(Err(error)) => {

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 use cobalt_api::eviction::{Eviction, EvictionStatus, InstanceState, Method, Outcome};
 use cobalt_api::hypervisor::Phase;
 use cobalt_api::migration::{Migration, MigrationResult, Role};
+use cobalt_api::names::leases;
 use cobalt_openstack::Client;
 use cobalt_openstack::compute::{NewServer, NewServerNetworks, RootDisk, ServerStatus};
 use futures::StreamExt;
@@ -154,6 +155,7 @@ async fn guests_count_on_while_their_host_is_emptied() {
     let (cloud, kubeconfig) = region("drain").await;
     let site = Site::in_cluster(cloud, kubeconfig).await;
     let operator = site.operator_of("", &["--skip-tests", "--eviction-patience", "10s"], &[]);
+    site.make_namespace(leases::NODE_AGENT_NAMESPACE).await;
     let mut agents = Vec::new();
     for host in HOSTS {
         agents.push(agent(&site, host).await);

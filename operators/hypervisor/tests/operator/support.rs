@@ -121,15 +121,20 @@ impl Site {
 
     /// The namespace of Leases and agents.
     pub async fn namespace(&self) -> String {
+        self.make_namespace(&self.partition).await;
+        self.partition.clone()
+    }
+
+    /// Makes a namespace, unless it is there.
+    pub async fn make_namespace(&self, name: &str) {
         let namespaces: Api<Namespace> = Api::all(self.client.clone());
         let mut namespace = Namespace::default();
-        namespace.metadata.name = Some(self.partition.clone());
+        namespace.metadata.name = Some(name.to_owned());
         match namespaces.create(&PostParams::default(), &namespace).await {
             Ok(_) => {}
             Err(kube::Error::Api(status)) if status.code == 409 => {}
             Err(error) => panic!("{error}"),
         }
-        self.partition.clone()
     }
 
     pub fn nodes(&self) -> Api<Node> {

@@ -19,6 +19,8 @@ const FORSAKEN: SignedDuration = SignedDuration::from_secs(20);
 /// of its own, and there may be many at a time.
 const TRANSFER_AFTER: SignedDuration = SignedDuration::from_secs(20);
 const TRANSFER_EVERY: SignedDuration = SignedDuration::from_secs(30);
+/// The schema's limit.
+const MOST_AVOIDED: usize = 64;
 /// An abort that had no effect is asked for again.
 const ABORT_EVERY: SignedDuration = SignedDuration::from_secs(10);
 
@@ -229,7 +231,9 @@ impl<'a> Turn<'a> {
         };
         match self.seen.reads.reasons.get(request) {
             Some(Some(text)) => Some(text.clone()),
-            Some(None) => Some(format!("the migration failed; see the request {request}")),
+            Some(None) => Some(format!(
+                "the migration failed, or somebody aborted it; see the request {request}"
+            )),
             None => {
                 let server = row.id.clone();
                 let request = request.clone();
@@ -404,11 +408,12 @@ impl<'a> Turn<'a> {
             Reason::Failed,
             &format!("{name}: {text}"),
         );
-        if let Some(target) = target.filter(|_| self.stop.is_none())
-            && !row.avoid.contains(&target)
-            && row.avoid.len() < 64
-        {
-            row.avoid.push(target);
+        if let Some(target) = target.filter(|_| self.stop.is_none()) {
+            // The one that failed last stands last.
+            row.avoid.retain(|avoided| *avoided != target);
+            if row.avoid.len() < MOST_AVOIDED {
+                row.avoid.push(target);
+            }
         }
         self.settle(row, State::Pending);
     }

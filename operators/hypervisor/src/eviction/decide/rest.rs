@@ -1,7 +1,7 @@
 //! Those that are not on their way: whether they can be moved, and when they are given up.
 
 use cobalt_api::conditions::{EvictionCondition as Type, Reason, Status};
-use cobalt_api::eviction::{EvictionInstance, InstanceState as State, PreflightReason, Verdict};
+use cobalt_api::eviction::{EvictionInstance, InstanceState as State, Verdict};
 use cobalt_openstack::compute::Server;
 use jiff::{SignedDuration, Timestamp};
 
@@ -95,10 +95,7 @@ impl Turn<'_> {
             });
         }
         let reasons = &judged.preflight.reasons;
-        let refused_by_all = reasons
-            .iter()
-            .any(|one| one.reason == PreflightReason::NoValidHost.as_str());
-        if !judged.passes && (self.exhausted(row) || refused_by_all) {
+        if !judged.passes && self.exhausted(row) {
             self.settle(row, State::Failed);
             return self.tell_failed(row);
         }

@@ -172,10 +172,13 @@ impl Turn<'_> {
         let Some(hosts) = known.and_then(|targets| targets.get(&row.id)) else {
             return self.room.admits(None).then_some(None);
         };
+        // Who has failed is taken if there is nobody else, the one that failed first before others.
+        let failed = |host: &&String| row.avoid.iter().position(|avoided| avoided == *host);
+        let fresh = hosts.iter().any(|host| failed(&host).is_none());
         hosts
             .iter()
-            .filter(|host| !row.avoid.contains(host) && self.room.admits(Some(host)))
-            .min_by_key(|host| self.room.coming(Some(host)))
+            .filter(|host| self.room.admits(Some(host)) && !(fresh && failed(host).is_some()))
+            .min_by_key(|host| (failed(host), self.room.coming(Some(host))))
             .map(|host| Some(host.clone()))
     }
 }
