@@ -4,8 +4,6 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 COBALT := target/debug/cobalt
 XTASK := target/debug/xtask
-# The one binary of integration tests that each crate has.
-TESTS := $(notdir $(patsubst %/main.rs,%,$(wildcard */tests/*/main.rs */*/tests/*/main.rs)))
 TOOLS := $(or $(COBALT_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/cobalt)/tools
 DENY_VERSION := 0.20.2
 NODES ?= 3
@@ -41,11 +39,10 @@ test: build ## Run every test, after all set-up on a fresh machine
 	  wait $$prepare && exit $$built
 	$(XTASK) deps
 	$(XTASK) gen --check
-	@# Always the whole workspace: with fewer crates, features differ and all is compiled once more.
-	cargo test --locked --workspace --lib --bins $(addprefix --test ,$(filter-out operator,$(TESTS)))
+	@# All targets in one go: with other ones, features differ and nearly all is compiled once more.
+	cargo test --locked --workspace --lib --bins --tests \
+	  --config 'target."cfg(all())".runner = ["$(abspath xtask/run-test)"]'
 	cargo test --locked --workspace --doc
-	@# These wait for Nova nearly all of the time.
-	RUST_TEST_THREADS=4 cargo test --locked --workspace --test operator
 
 .PHONY: test-cgroup2
 test-cgroup2: build ## Prove the lab on cgroup v2, in a QEMU guest (slow)
