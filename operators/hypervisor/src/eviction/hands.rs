@@ -30,7 +30,7 @@ const DEADLINE: Duration = Duration::from_secs(15);
 /// More hosts with room than this are not told apart.
 const MOST_TARGETS: u32 = 200;
 /// Server groups that are known are not asked for again for so long.
-const GROUPS_FOR: SignedDuration = SignedDuration::from_secs(60);
+const GROUPS_FOR: SignedDuration = SignedDuration::from_secs(20);
 /// By so much Nova's clock may differ from ours.
 const CLOCKS: SignedDuration = SignedDuration::from_mins(10);
 /// Changes are read again from this long before the newest that is known: Nova's hosts need not agree

@@ -710,7 +710,7 @@ fn w5_what_fails_later_says_why_and_is_tried_elsewhere() {
     change(&mut failed, |eviction| {
         eviction.status = Some(decision.status.clone());
     });
-    let later = now() + SignedDuration::from_secs(6);
+    let later = now() + SignedDuration::from_secs(11);
     failed.reads.servers.as_mut().unwrap().at = later;
     let decision = decide(&failed, later);
     let wanted = Action::Move {

@@ -317,23 +317,15 @@ fn local_disk(server: &Server) -> Option<String> {
         .then(|| format!("its disks ({gib} GiB) are copied unless the hosts share their storage"))
 }
 
-/// Other servers on this host that it must be together with: none of them can leave alone.
+/// A group that keeps its servers on one host. Nova's filter takes a server's own host for one of the
+/// group's, so that it moves none of them, not even the last.
 fn kept_together(id: &str, reads: &Reads) -> Option<String> {
-    let here = &reads.servers.as_ref()?.value;
     let group = groups_of(id, reads).find(|group| group.together)?;
-    let others: Vec<&str> = here
-        .iter()
-        .filter(|other| other.id != id && group.members.contains(&other.id))
-        .map(|other| other.name.as_str())
-        .collect();
-    (!others.is_empty()).then(|| {
-        format!(
-            "the server group \"{}\" keeps it on one host with {}: stop them and they can be moved \
-             one after the other by hand, or take the rule back",
-            group.name,
-            others.join(", ")
-        )
-    })
+    Some(format!(
+        "the server group \"{}\" keeps its servers on the host where they are, and Nova moves none of \
+         them: delete the group, and they can leave",
+        group.name
+    ))
 }
 
 /// Servers that it must not share a host with: where they are, the scheduler knows.

@@ -20,7 +20,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 use tokio::sync::{Mutex, OnceCell};
 
-use crate::support::until;
+use crate::support::{unique, until};
 
 /// The zone and its aggregate.
 pub const ZONE: &str = "lab-a";
@@ -251,6 +251,60 @@ impl Cloud {
         sent.unwrap_or_else(|error| panic!("{action}: {error}"));
     }
 
+    /// Boots servers on a host, in a new server group with this rule. Returns the group's id and name.
+    pub async fn boot_group(
+        &self,
+        rule: &str,
+        host: &str,
+        zone: &str,
+        names: &[&str],
+    ) -> (String, String) {
+        let (token, catalog) = self.login().await;
+        let nova = format!("{}/v2.1", address(&catalog, "compute"));
+        let name = unique("group");
+        let group = json!({ "server_group": { "name": name, "policies": [rule] } });
+        let url = format!("{nova}/os-server-groups");
+        let (_, made) = send("POST", &url, Some(&token), group).await.unwrap();
+        let group = made["server_group"]["id"].as_str().unwrap();
+        let client = self.client();
+        for name in names {
+            // The client has no use for hints.
+            let new = json!({
+                "server": {
+                    "name": name, "flavorRef": "1", "imageRef": "", "networks": "none",
+                    "availability_zone": format!("{zone}:{host}"),
+                    "block_device_mapping_v2": [{
+                        "boot_index": 0, "source_type": "blank", "destination_type": "local",
+                        "volume_size": 1, "delete_on_termination": true,
+                    }],
+                },
+                "os:scheduler_hints": { "group": group },
+            });
+            // Since then a server may have no network.
+            let headers = [JSON, ("OpenStack-API-Version", "compute 2.37")];
+            let url = format!("{nova}/servers");
+            let made = send_with(&headers, "POST", &url, Some(&token), new).await;
+            let (_, made) = made.unwrap();
+            let id = made["server"]["id"].as_str().unwrap().to_owned();
+            until("the server runs", || async {
+                let server = client.compute().server(&id).await.unwrap();
+                assert_ne!(server.status, ServerStatus::Error, "{:?}", server.fault);
+                (server.status == ServerStatus::Active).then_some(())
+            })
+            .await;
+        }
+        (group.to_owned(), name)
+    }
+
+    pub async fn delete_group(&self, id: &str) {
+        let (token, catalog) = self.login().await;
+        let nova = address(&catalog, "compute");
+        let url = format!("{nova}/v2.1/os-server-groups/{id}");
+        send("DELETE", &url, Some(&token), Value::Null)
+            .await
+            .unwrap();
+    }
+
     /// A port of a server, of some kind, that Nova has no part in.
     pub async fn add_port(&self, server: &str, host: &str, network: &str, kind: &str) {
         let network = self.client().find_network(network).await.unwrap().unwrap();
@@ -431,12 +485,24 @@ async fn send(
     token: Option<&str>,
     body: Value,
 ) -> Result<(Option<String>, Value), String> {
+    send_with(&[JSON], method, url, token, body).await
+}
+
+const JSON: (&str, &str) = ("Content-Type", "application/json");
+
+async fn send_with(
+    headers: &[(&str, &str)],
+    method: &str,
+    url: &str,
+    token: Option<&str>,
+    body: Value,
+) -> Result<(Option<String>, Value), String> {
     let client: hyper_util::client::legacy::Client<HttpConnector, Full<axum::body::Bytes>> =
         hyper_util::client::legacy::Client::builder(TokioExecutor::new()).build_http();
-    let mut request = http::Request::builder()
-        .method(method)
-        .uri(url)
-        .header("Content-Type", "application/json");
+    let mut request = http::Request::builder().method(method).uri(url);
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
     if let Some(token) = token {
         request = request.header("X-Auth-Token", token);
     }

@@ -522,6 +522,35 @@ async fn a_device_of_the_host_is_tried_and_moves_once_its_server_is_off() {
 }
 
 #[tokio::test]
+async fn what_a_server_group_keeps_together_leaves_when_the_group_is_gone() {
+    let drain = Drain::new("group", 2, &[]).await;
+    let cloud = drain.site.cloud;
+    let pair = ["one", "two"];
+    let (group, name) = cloud
+        .boot_group("affinity", &drain.source, &drain.zone, &pair)
+        .await;
+    drain.begin().await;
+    let waits = drain
+        .eviction("both wait", |status| {
+            let rows = status.instances.iter();
+            let blocked = rows.filter(|row| row.state == InstanceState::Blocked);
+            blocked.count() == 2
+        })
+        .await;
+    for row in waits.status.unwrap().instances {
+        let finding = &row.preflight.as_ref().unwrap().reasons[0];
+        assert_eq!(finding.reason, "AffinityGroup", "{row:#?}");
+        assert!(finding.message.as_ref().unwrap().contains(&name));
+    }
+    assert!(drain.moves().is_empty());
+    cloud.delete_group(&group).await;
+    let status = drain.ended(Outcome::Succeeded).await;
+    for name in pair {
+        assert_eq!(row(&status, name).state, InstanceState::Moved);
+    }
+}
+
+#[tokio::test]
 async fn what_is_being_built_or_resized_is_moved_once_that_is_over() {
     let drain = Drain::new("busy", 2, &[]).await;
     let cloud = drain.site.cloud;

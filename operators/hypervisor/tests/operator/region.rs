@@ -212,9 +212,12 @@ async fn guests_count_on_while_their_host_is_emptied() {
         assert_eq!(ends[&Role::Source], "hv1");
         assert_eq!(ends[&Role::Destination], "hv2");
     }
-    let asked = operator
-        .metric(r#"cobalt_operator_actions_total{controller="eviction",action="read-transfer""#);
-    assert_eq!(asked.await, 0.0);
+    let action = async |name: &str| {
+        let series = r#"cobalt_operator_actions_total{controller="eviction",action="#;
+        operator.metric(&format!("{series}\"{name}\"")).await
+    };
+    assert_eq!(action("move").await, 3.0);
+    assert_eq!(action("read-transfer").await, 0.0);
 
     site.patch("hv1", json!({ "spec": { "maintenance": "" } }))
         .await;

@@ -206,7 +206,7 @@ impl<'a> Turn<'a> {
                 row.to = None;
                 Some(Course::Failed(format!(
                     "Nova's migration {} says {}, and Nova is not busy with the server any more: \
-                     the nova-compute that drove it was restarted",
+                     perhaps the nova-compute that drove it was restarted",
                     migration.id,
                     migration.status.as_str()
                 )))

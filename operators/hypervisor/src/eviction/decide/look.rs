@@ -17,7 +17,8 @@ const LIST_EVERY: SignedDuration = SignedDuration::from_secs(30);
 const LIST_WAITING: SignedDuration = SignedDuration::from_secs(5);
 /// While a shelved instance is let go of, which is no migration.
 const LIST_OFFLOADED: SignedDuration = SignedDuration::from_secs(2);
-/// How often Placement is asked again for an instance that nobody has room for.
+/// How often Placement and Nova's server groups are asked again for an instance that waits for room, or
+/// for its group to go.
 const TARGETS_EVERY: SignedDuration = SignedDuration::from_secs(30);
 /// Migrations under way are looked at no more often than this, and no more rarely.
 const SHORTEST: SignedDuration = SignedDuration::from_millis(1000);
@@ -97,12 +98,12 @@ impl Turn<'_> {
         } else {
             self.wake_at(listed + every);
         }
-        let no_room = self.status.instances.iter().any(|row| {
-            let reasons = row.preflight.iter().flat_map(|one| &one.reasons);
+        let by_others = [PreflightReason::NoCapacity, PreflightReason::AffinityGroup];
+        let by_others = by_others.map(PreflightReason::as_str);
+        let helped_by_others = self.status.instances.iter().any(|row| {
+            let mut reasons = row.preflight.iter().flat_map(|one| &one.reasons);
             row.state == State::Blocked
-                && reasons
-                    .clone()
-                    .any(|one| one.reason == PreflightReason::NoCapacity.as_str())
+                && reasons.any(|one| by_others.contains(&one.reason.as_str()))
         });
         let asked = self
             .seen
@@ -110,7 +111,7 @@ impl Turn<'_> {
             .targets
             .as_ref()
             .map_or(Timestamp::MIN, |read| read.at);
-        if no_room
+        if helped_by_others
             || self
                 .seen
                 .reads

@@ -10,7 +10,7 @@ use crate::eviction::seen::{Action, Order};
 use crate::eviction::verdict::priority;
 
 /// The wait after the first failed attempt; three times as long after each other one.
-const FIRST_BACKOFF: i64 = 5;
+const FIRST_BACKOFF: i64 = 10;
 
 impl Turn<'_> {
     /// Starts as many as there is room for.
