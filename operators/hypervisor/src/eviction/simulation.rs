@@ -433,9 +433,10 @@ impl FakeNova {
         .unwrap();
         self.migrations.push(migration);
         let lag = SignedDuration::from_millis(number * 617 % 1500);
-        self.shows.insert(number, self.now + lag);
-        self.ends
-            .insert(number, self.now + SignedDuration::from_secs(fate.seconds));
+        let end = self.now + SignedDuration::from_secs(fate.seconds);
+        // The record is there before anything has moved.
+        self.shows.insert(number, end.min(self.now + lag));
+        self.ends.insert(number, end);
         Asked::Accepted {
             at: self.now,
             request_id: Some(format!("req-{number}")),

@@ -1009,7 +1009,7 @@ fn what_is_not_listed_any_more_may_have_a_migration_that_is_not_known_yet() {
 #[test]
 fn after_a_failed_attempt_the_server_is_looked_at_anew() {
     let tried = EvictionInstance {
-        since: Some(Time(ago(6))),
+        since: Some(Time(ago(16))),
         attempt: Some(1),
         ..EvictionInstance::new("a")
     };
@@ -1018,7 +1018,7 @@ fn after_a_failed_attempt_the_server_is_looked_at_anew() {
     };
     let moves = |action: &Action| matches!(action, Action::Move { .. });
     // The end of the attempt is kept as a full second: a list of that second may be older.
-    for (listed, is_new) in [(ago(6), false), (ago(5), true)] {
+    for (listed, is_new) in [(ago(16), false), (ago(15), true)] {
         let mut reads = reads(vec![server("a", json!({}))]);
         reads.servers.as_mut().unwrap().at = listed;
         let decision = decide(&seen(reads, running(vec![tried.clone()])), now());
