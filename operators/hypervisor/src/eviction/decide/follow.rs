@@ -401,13 +401,7 @@ impl<'a> Turn<'a> {
         let target = row.to.take().filter(|_| row.migration_id.is_some());
         row.error = Some(cut(text.to_owned(), 2048));
         row.progress = None;
-        let name = label(row);
-        self.say(
-            Type::MigratingInstance,
-            Status::False,
-            Reason::Failed,
-            &format!("{name}: {text}"),
-        );
+        self.tell_failed(row);
         if let Some(target) = target.filter(|_| self.stop.is_none()) {
             // The one that failed last stands last.
             row.avoid.retain(|avoided| *avoided != target);

@@ -130,7 +130,8 @@ impl Turn<'_> {
         }
     }
 
-    fn tell_failed(&mut self, row: &EvictionInstance) {
+    /// Says of a row what its error is.
+    pub(super) fn tell_failed(&mut self, row: &EvictionInstance) {
         let text = row.error.clone().unwrap_or_default();
         let name = label(row);
         self.say(
