@@ -169,7 +169,8 @@ struct Up {
     /// The clusters.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "hypervisor")]
     clusters: Vec<Role>,
-    /// The hypervisors' software, in order; those beyond the list are `bookworm`.
+    /// The hypervisors' software, in order; those beyond the list are `bookworm`, with OpenStack
+    /// `trixie`.
     #[arg(long, value_enum, value_delimiter = ',')]
     flavours: Vec<Flavour>,
     /// Servers that OpenStack boots before the lab is ready; with charts, after those.

@@ -80,8 +80,8 @@ pub struct ClusterConfig {
     pub nodes: u8,
     /// Whether it has Kubernetes; without it its nodes are machines of their own.
     pub kubernetes: bool,
-    /// Whether its nodes are hypervisors, and of which flavours; nodes beyond the list are
-    /// `bookworm`.
+    /// Whether its nodes are hypervisors, and of which flavours; nodes beyond the list have the
+    /// usual one ([`LabConfig::flavours`](crate::LabConfig::flavours)).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hypervisors: Option<Vec<Flavour>>,
     /// How many NUMA cells each hypervisor shows, in their order; the first shows two unless this

@@ -145,6 +145,22 @@ impl LabConfig {
             .find(|cluster| cluster.hypervisors.is_some())
     }
 
+    /// The software of every hypervisor, in their order.
+    pub fn flavours(&self) -> Vec<Flavour> {
+        // Servers of OpenStack move, and QEMU 7.2 loses what an emulated guest writes meanwhile:
+        // its dirty log misses writes by way of translations that the guest has had before.
+        let usual = match self.openstack {
+            Some(_) => Flavour::Trixie,
+            None => Flavour::Bookworm,
+        };
+        let cluster = self.hypervisors();
+        let named = cluster.and_then(|cluster| cluster.hypervisors.as_deref());
+        let named = named.unwrap_or_default();
+        let count = cluster.map_or(0, |cluster| usize::from(cluster.nodes));
+        let all = named.iter().copied().chain(std::iter::repeat(usual));
+        all.take(count).collect()
+    }
+
     /// Whether any part of it is Kubernetes.
     pub fn has_kubernetes(&self) -> bool {
         self.clusters.iter().any(|cluster| cluster.kubernetes)
@@ -276,6 +292,17 @@ pub fn write_json<T: Serialize>(path: &Path, value: &T) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn hypervisors_that_are_not_named_have_the_usual_software() {
+        let mut config = LabConfig::with_hypervisors("two", &[Flavour::CloudHypervisor]);
+        config.clusters[0].nodes = 2;
+        let named = Flavour::CloudHypervisor;
+        assert_eq!(config.flavours(), [named, Flavour::Bookworm]);
+        config.openstack = Some(OpenStackConfig::default());
+        assert_eq!(config.flavours(), [named, Flavour::Trixie]);
+        assert_eq!(LabConfig::with_nodes("none", 3).flavours(), []);
+    }
 
     #[test]
     fn mistakes_are_told_before_anything_starts() {

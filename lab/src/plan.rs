@@ -107,23 +107,23 @@ impl Plan {
     /// The machines of a lab with this id.
     pub fn new(config: &LabConfig, id: &str, block: Block) -> Self {
         let mut machines = Vec::new();
+        let flavours = config.flavours();
         for cluster in &config.clusters {
             let subnets = block.cluster(cluster.role.index());
             let place = Place::new(id, cluster.role, subnets);
             for index in 1..=cluster.nodes {
-                let hypervisor = cluster.hypervisors.as_ref();
-                let (kind, prefix) = match hypervisor {
+                let (kind, prefix) = match cluster.hypervisors {
                     Some(_) => (Kind::Hypervisor, "hv".to_owned()),
                     None => (Kind::Node, cluster.role.letter().to_string()),
                 };
-                let flavour = hypervisor
-                    .and_then(|flavours| flavours.get(usize::from(index) - 1))
-                    .copied()
-                    .unwrap_or(Flavour::Bookworm);
                 let name = format!("{prefix}{index}");
                 let mut machine = place.machine(name, kind, index, subnets.node(index));
                 machine.link = format!("{}{index}", place.bridge);
-                machine.flavour = flavour;
+                if kind == Kind::Hypervisor
+                    && let Some(flavour) = flavours.get(usize::from(index) - 1)
+                {
+                    machine.flavour = *flavour;
+                }
                 if cluster.kubernetes {
                     machine.cluster = Some(cluster.role);
                     machine.pods = Some(PodRoutes {

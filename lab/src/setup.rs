@@ -86,10 +86,7 @@ struct Needs {
 impl Needs {
     fn of(config: &LabConfig) -> Self {
         let machines = config.has_machines();
-        let flavours: &[Flavour] = config
-            .hypervisors()
-            .and_then(|cluster| cluster.hypervisors.as_deref())
-            .unwrap_or_default();
+        let flavours = config.flavours();
         let mut suites = Vec::new();
         if machines {
             suites.push(Suite::Bookworm);
