@@ -257,7 +257,8 @@ pub struct EvictionArgs {
     #[arg(long, env = "EVICTION_HOST_PATIENCE", default_value = "10m", value_parser = duration)]
     pub eviction_host_patience: Duration,
 
-    /// A migration whose remaining memory does not shrink for so long has stalled
+    /// A migration that gets no nearer to its end for so long has stalled: each of its passes has as
+    /// much to send as the one before
     #[arg(long, env = "EVICTION_STALL", default_value = "3m", value_parser = duration)]
     pub eviction_stall: Duration,
 

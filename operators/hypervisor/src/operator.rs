@@ -104,6 +104,7 @@ pub async fn run(config: Config, client: Client, cancel: CancellationToken) -> a
     let (caches, evicting) = watches.caches(&settings);
     let node_objects = watches.node_objects(objects_config(&config));
 
+    let policy = config.eviction.policy();
     let engine = Arc::new(Engine {
         client: client.clone(),
         evictions: caches.evictions.clone(),
@@ -114,8 +115,9 @@ pub async fn run(config: Config, client: Client, cancel: CancellationToken) -> a
             fleet: fleet.clone(),
             term: term.clone(),
             groups: Arc::default(),
+            stall: policy.stall,
         },
-        policy: Arc::new(config.eviction.policy()),
+        policy: Arc::new(policy),
         has_all: config.label_selector.is_empty(),
         queue: evicting.clone(),
         recorder: recorder.clone(),

@@ -20,7 +20,8 @@ use kube::{Api, Client, Resource, ResourceExt};
 use super::budget::{Ledger, claims};
 use super::decide::{Decision, decide, is_held, label};
 use super::hands::Hands;
-use super::seen::{Action, Asked, Policy, Reads, Seen, Source, Transfer};
+use super::seen::{Action, Asked, Policy, Reads, Seen, Source};
+use super::transfer::Transfer;
 use crate::kept::Row;
 use crate::metrics::Metrics;
 
@@ -110,7 +111,8 @@ impl Engine {
             reads.news = Some(now);
         } else {
             let before = reads.transfers.get(instance);
-            let mut next = Transfer::next(before, now, heard.remaining, heard.total);
+            let stall = self.policy.stall;
+            let mut next = Transfer::next(before, now, heard.remaining, heard.total, stall);
             next.throttle = heard.throttle;
             reads.transfers.insert(instance.to_owned(), next);
         }

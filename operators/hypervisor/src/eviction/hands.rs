@@ -21,7 +21,8 @@ use serde_json::json;
 use tokio::time::timeout;
 
 use super::decide::is_held;
-use super::seen::{Action, Asked, Group, MoveMethod, Reads, Targets, Transfer, Trouble};
+use super::seen::{Action, Asked, Group, MoveMethod, Reads, Targets, Trouble};
+use super::transfer::Transfer;
 use crate::fleet::{Fleet, NovaService, Watched};
 use crate::host::Read;
 
@@ -55,6 +56,8 @@ pub struct Hands {
     pub term: Term,
     /// Server groups of all projects, as last read.
     pub groups: Arc<Mutex<Option<Read<Vec<Group>>>>>,
+    /// When a transfer that gets no nearer to its end has stalled.
+    pub stall: SignedDuration,
 }
 
 impl std::fmt::Debug for Hands {
@@ -214,6 +217,7 @@ impl Hands {
             Action::ReadTransfer { server, migration } => {
                 let read = found(compute.server_migration(server, *migration).await)?;
                 let server = server.clone();
+                let stall = self.stall;
                 Box::new(move |reads| {
                     let Some(read) = read else {
                         return reads.untold(server, at);
@@ -223,8 +227,11 @@ impl Hands {
                     };
                     let remaining = sum(read.memory_remaining_bytes, read.disk_remaining_bytes);
                     let total = sum(read.memory_total_bytes, read.disk_total_bytes);
+                    if total == 0 {
+                        return reads.untold(server, at);
+                    }
                     let before = reads.transfers.get(&server);
-                    let next = Transfer::next(before, at, remaining, total);
+                    let next = Transfer::next(before, at, remaining, total, stall);
                     reads.transfers.insert(server, next);
                 })
             }

@@ -8,6 +8,7 @@ use cobalt_openstack::compute::{Migration, Server, ServiceState};
 use jiff::{SignedDuration, Timestamp};
 
 use super::budget::{Limits, Room};
+use super::transfer::Transfer;
 use crate::fleet::Identity;
 use crate::host::Read;
 
@@ -110,7 +111,7 @@ impl Reads {
     /// Nova does not tell how far a transfer is: it is not asked again at once.
     pub fn untold(&mut self, server: String, at: Timestamp) {
         let known = self.transfers.entry(server);
-        let known = known.or_insert_with(|| Transfer::next(None, at, 0, 0));
+        let known = known.or_insert_with(|| Transfer::untold(at));
         known.at = at;
     }
 }
@@ -150,49 +151,6 @@ pub struct Group {
     pub together: bool,
     /// The servers in it.
     pub members: BTreeSet<String>,
-}
-
-/// How far the memory of an instance has come.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Transfer {
-    /// When that was read.
-    pub at: Timestamp,
-    /// Bytes that are to be sent.
-    pub remaining: u64,
-    /// All bytes.
-    pub total: u64,
-    /// The fewest that were to be sent so far, and since when.
-    pub lowest: (u64, Timestamp),
-    /// How much the guest is slowed down, in percent.
-    pub throttle: Option<i32>,
-}
-
-impl Transfer {
-    /// With newer numbers.
-    #[must_use]
-    pub fn next(before: Option<&Self>, at: Timestamp, remaining: u64, total: u64) -> Self {
-        // One without a size is of no transfer that was told.
-        let told = before.filter(|before| before.total > 0);
-        let lowest = match told.map(|before| before.lowest) {
-            Some((lowest, since)) if lowest <= remaining => (lowest, since),
-            _ => (remaining, at),
-        };
-        Self {
-            at,
-            remaining,
-            total,
-            lowest,
-            throttle: before.and_then(|before| before.throttle),
-        }
-    }
-
-    /// How much of it is done, in steps of five percent.
-    #[must_use]
-    pub fn percent(&self) -> Option<i32> {
-        let done = self.total.saturating_sub(self.remaining);
-        let percent = done.saturating_mul(100).checked_div(self.total)?;
-        i32::try_from(percent.min(100) / 5 * 5).ok()
-    }
 }
 
 /// The other side is not well.

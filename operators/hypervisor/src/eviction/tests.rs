@@ -17,8 +17,9 @@ use serde_json::{Value, json};
 use super::budget::{Limits, Room};
 use super::decide::{Decision, decide};
 use super::seen::{
-    Action, Asked, Group, MoveMethod, Policy, Reads, Seen, Source, Stalled, Transfer, Trouble,
+    Action, Asked, Group, MoveMethod, Policy, Reads, Seen, Source, Stalled, Trouble,
 };
+use super::transfer::Transfer;
 use super::verdict::{judge, priority};
 use crate::fleet::Identity;
 use crate::host::Read;
@@ -831,13 +832,9 @@ fn one_that_does_not_converge_gets_what_the_policy_says() {
         running(vec![moving("a")]),
     );
     stalled.reads.migrations = read(vec![migration(6, "a", "running")]);
-    let transfer = Transfer {
-        at: now(),
-        remaining: 500,
-        total: 1000,
-        lowest: (400, ago(200)),
-        throttle: None,
-    };
+    let stall = Policy::default().stall;
+    let before = Transfer::next(None, ago(200), 500, 1000, stall);
+    let transfer = Transfer::next(Some(&before), now(), 500, 1000, stall);
     stalled.reads.transfers.insert("a".to_owned(), transfer);
     let does = |seen: &Seen, policy: Stalled| {
         let mut seen = seen.clone();
@@ -1302,12 +1299,13 @@ fn a_transfer_that_nova_does_not_tell_is_not_asked_for_again_at_once() {
     };
     assert!(asks(&seen, now()));
     seen.reads.untold("m100".to_owned(), now());
-    assert!(!asks(&seen, now() + SignedDuration::from_secs(29)));
-    assert!(asks(&seen, now() + SignedDuration::from_secs(30)));
+    assert!(!asks(&seen, now() + SignedDuration::from_secs(14)));
+    assert!(asks(&seen, now() + SignedDuration::from_secs(15)));
 
     // It is told later, and has not stalled before that.
     let later = now() + SignedDuration::from_secs(600);
-    let told = Transfer::next(seen.reads.transfers.get("m100"), later, 50, 100);
-    assert_eq!(told.lowest, (50, later));
+    let stall = seen.policy.stall;
+    let told = Transfer::next(seen.reads.transfers.get("m100"), later, 50, 100, stall);
+    assert!(!told.has_stalled(later, stall));
     assert_eq!(told.percent(), Some(50));
 }

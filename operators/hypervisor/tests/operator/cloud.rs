@@ -15,6 +15,7 @@ use http_body_util::{BodyExt, Full};
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use serde_json::{Value, json};
+use std::fs::File;
 use std::io::{Read, Write};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -91,6 +92,13 @@ impl Cloud {
         format!(
             "--libvirt-uri=qemu+unix:///system?socket=/proc/{pid}/root/run/libvirt/libvirt-sock"
         )
+    }
+
+    /// The console of a server where it is now. The next host begins another, and this one stays
+    /// whole for whoever has opened it.
+    pub fn console(&self, server: &str) -> File {
+        let instances = self.lab.dir().join("instances");
+        File::open(instances.join(server).join("console.log")).unwrap()
     }
 
     /// Nobody needs it any more.
@@ -209,6 +217,16 @@ impl Cloud {
         let url = format!("{nova}/v2.1/flavors/{flavor}/os-extra_specs");
         let specs = json!({ "extra_specs": { key: value } });
         send("POST", &url, Some(&token), specs).await.unwrap();
+    }
+
+    pub async fn set_image_property(&self, image: &str, key: &str, value: &str) {
+        let image = self.client().find_image(image).await.unwrap().unwrap();
+        let (token, catalog) = self.login().await;
+        let url = format!("{}/v2/images/{}", address(&catalog, "image"), image.id);
+        let change = json!([{ "op": "add", "path": format!("/{key}"), "value": value }]);
+        let headers = [(JSON.0, "application/openstack-images-v2.1-json-patch")];
+        let sent = send_with(&headers, "PATCH", &url, Some(&token), change).await;
+        sent.unwrap();
     }
 
     /// Gives a host so much memory, in MiB, as far as Placement is concerned.

@@ -2,6 +2,8 @@
 //! guests that count while they move.
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read;
 use std::process::Stdio;
 use std::sync::{Arc, Mutex};
 
@@ -51,10 +53,10 @@ async fn agent(site: &Site, host: &str) -> Child {
         .unwrap()
 }
 
-/// Boots a guest that counts, and returns its id and how far it has counted.
-async fn counter(client: &Client, name: &str, host: &str) -> (String, u32) {
+/// Boots a guest that counts, and returns its id as soon as it does.
+async fn counter(client: &Client, name: &str, host: &str, image: &str) -> String {
     let compute = client.compute();
-    let image = client.find_image("lab-linux").await.unwrap().unwrap();
+    let image = client.find_image(image).await.unwrap().unwrap();
     let network = client.find_network("lab").await.unwrap().unwrap();
     let new = NewServer {
         name: name.to_owned(),
@@ -66,31 +68,34 @@ async fn counter(client: &Client, name: &str, host: &str) -> (String, u32) {
         metadata: [].into(),
     };
     let id = compute.create_server(&new).await.unwrap();
-    let counted = until("it counts", || async {
+    until("it counts", || async {
         let server = compute.server(&id).await.unwrap();
         assert_ne!(server.status, ServerStatus::Error, "{:?}", server.fault);
         if server.status != ServerStatus::Active {
             return None;
         }
         let counted = ticks(&compute.console_output(&id, 200).await.unwrap());
-        counted.last().copied().filter(|last| *last > 3)
+        (counted.len() > 3).then_some(())
     })
     .await;
-    (id, counted)
+    id
 }
 
-/// Its guest has not stopped: on the other host its console begins in the middle of the count.
-async fn counts_on(client: &Client, id: &str, before: u32) {
-    let counted = until("it counts on", || async {
-        let console = client.compute().console_output(id, 200).await.unwrap();
-        Some(ticks(&console)).filter(|counted| counted.len() > 3)
+/// Its guest has neither stopped nor lost anything: it goes on on the other host with the next
+/// number. `console` is the one of before, which has all that the guest said until then.
+async fn counts_on(client: &Client, id: &str, mut console: File) {
+    let after = until("it counts on", || async {
+        let after = client.compute().console_output(id, 1000).await.unwrap();
+        (ticks(&after).len() > 3).then_some(after)
     })
     .await;
+    let mut before = String::new();
+    console.read_to_string(&mut before).unwrap();
+    assert!(ticks(&before).len() > 3, "{before}");
+    // The last line may begin there and end here.
+    let counted = ticks(&(before + &after));
     let whole = counted.windows(2).all(|pair| pair[1] == pair[0] + 1);
-    assert!(
-        counted[0] > before && whole,
-        "{before} and then {counted:?}"
-    );
+    assert!(whole, "{counted:?}");
 }
 
 /// The agent of a host sees so many guests.
@@ -154,7 +159,13 @@ async fn guests_count_on_while_their_host_is_emptied() {
     let _nodes = NODES.lock().await;
     let (cloud, kubeconfig) = region("drain").await;
     let site = Site::in_cluster(cloud, kubeconfig).await;
-    let operator = site.operator_of("", &["--skip-tests", "--eviction-patience", "10s"], &[]);
+    let arguments = [
+        "--skip-tests",
+        "--eviction-patience=10s",
+        "--eviction-stall=15s",
+        "--eviction-stalled=force-complete",
+    ];
+    let operator = site.operator_of("", &arguments, &[]);
     site.make_namespace(leases::NODE_AGENT_NAMESPACE).await;
     let mut agents = Vec::new();
     for host in HOSTS {
@@ -164,18 +175,25 @@ async fn guests_count_on_while_their_host_is_emptied() {
         site.phase(host, Phase::Active).await;
     }
     let client = cloud.client();
-    let (one, two, three) = tokio::join!(
-        counter(&client, "one", "hv1"),
-        counter(&client, "two", "hv1"),
-        counter(&client, "three", "hv1")
+    // It writes three times as much as a migration may send.
+    cloud
+        .set_image_property("lab-micro", "os_command_line", "dirty=24 ws=32")
+        .await;
+    let (one, two, three, busy) = tokio::join!(
+        counter(&client, "one", "hv1", "lab-linux"),
+        counter(&client, "two", "hv1", "lab-linux"),
+        counter(&client, "three", "hv1", "lab-linux"),
+        counter(&client, "busy", "hv1", "lab-micro")
     );
-    sees(&site, "hv1", 3).await;
+    let ids = [&one, &two, &three, &busy];
+    let consoles = ids.map(|id| cloud.console(id));
+    sees(&site, "hv1", 4).await;
     let progress = progress_of(&site, "hv1");
     empty(&site, "hv1").await;
     let status = eviction_of(&site, "hv1", |status| status.outcome.is_some()).await;
     assert_eq!(status.outcome, Some(Outcome::Succeeded), "{status:#?}");
-    assert_eq!(status.instances.len(), 3);
-    for (id, before) in [&one, &two, &three] {
+    assert_eq!(status.instances.len(), 4);
+    for (id, console) in ids.into_iter().zip(consoles) {
         let row = status.instances.iter().find(|row| row.id == *id).unwrap();
         assert_eq!(
             (row.state, row.to.as_deref()),
@@ -187,18 +205,18 @@ async fn guests_count_on_while_their_host_is_emptied() {
             (server.status, server.host.as_deref()),
             (ServerStatus::Active, Some("hv2"))
         );
-        counts_on(&client, id, *before).await;
+        counts_on(&client, id, console).await;
     }
     site.phase("hv1", Phase::Maintenance).await;
     sees(&site, "hv1", 0).await;
-    sees(&site, "hv2", 3).await;
+    sees(&site, "hv2", 4).await;
 
     // How far they were the agents told, and nobody asked Nova.
     let told = progress.lock().unwrap().clone();
-    assert!(told.contains_key(&one.0), "{told:?}");
+    assert!(told.contains_key(&one), "{told:?}");
     let migrations: Api<Migration> = Api::default_namespaced(site.client.clone());
     let all = migrations.list(&ListParams::default()).await.unwrap();
-    for (id, _) in [&one, &two, &three] {
+    for id in ids {
         let own = all.iter().filter_map(|object| object.status.as_ref());
         let own = own.filter(|status| status.instance.as_ref() == Some(id));
         let own: Vec<_> = own.collect();
@@ -216,8 +234,10 @@ async fn guests_count_on_while_their_host_is_emptied() {
         let series = r#"cobalt_operator_actions_total{controller="eviction",action="#;
         operator.metric(&format!("{series}\"{name}\"")).await
     };
-    assert_eq!(action("move").await, 3.0);
+    assert_eq!(action("move").await, 4.0);
+    assert_eq!(action("force-complete").await, 1.0);
     assert_eq!(action("read-transfer").await, 0.0);
+    cloud.delete(&busy).await;
 
     site.patch("hv1", json!({ "spec": { "maintenance": "" } }))
         .await;
@@ -227,8 +247,8 @@ async fn guests_count_on_while_their_host_is_emptied() {
 }
 
 /// The other host: with one that somebody aborts, one that is shelved, and one in rescue.
-async fn others(site: &Site, cloud: &Cloud, client: &Client, ids: [(String, u32); 3]) {
-    let [(aborted, before), (shelved, _), (rescued, _)] = ids;
+async fn others(site: &Site, cloud: &Cloud, client: &Client, ids: [String; 3]) {
+    let [aborted, shelved, rescued] = ids;
     let compute = client.compute();
     for (id, action, status) in [
         (&shelved, json!({ "shelve": null }), ServerStatus::Shelved),
@@ -242,6 +262,7 @@ async fn others(site: &Site, cloud: &Cloud, client: &Client, ids: [(String, u32)
         })
         .await;
     }
+    let console = cloud.console(&aborted);
     cloud.add_port(&aborted, "hv2", "lab", "direct").await;
     empty(site, "hv2").await;
     let status = eviction_of(site, "hv2", |status| {
@@ -269,7 +290,7 @@ async fn others(site: &Site, cloud: &Cloud, client: &Client, ids: [(String, u32)
         "{moved:#?}"
     );
     assert!(reasons(moved).contains(&"PassthroughDevice"), "{moved:#?}");
-    counts_on(client, &aborted, before).await;
+    counts_on(client, &aborted, console).await;
 
     let offloaded = row(&status, "two");
     assert_eq!(

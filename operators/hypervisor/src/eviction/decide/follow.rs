@@ -18,7 +18,7 @@ const FORSAKEN: SignedDuration = SignedDuration::from_secs(20);
 /// Numbers of a transfer that no agent tells are read this often, once it takes long: each is a call
 /// of its own, and there may be many at a time.
 const TRANSFER_AFTER: SignedDuration = SignedDuration::from_secs(20);
-const TRANSFER_EVERY: SignedDuration = SignedDuration::from_secs(30);
+const TRANSFER_EVERY: SignedDuration = SignedDuration::from_secs(15);
 /// The schema's limit.
 const MOST_AVOIDED: usize = 64;
 /// An abort that had no effect is asked for again.
@@ -270,9 +270,7 @@ impl<'a> Turn<'a> {
         if !late && let Some(deadline) = &row.deadline {
             self.wake_at(deadline.0);
         }
-        let stalled = transfer.is_some_and(|one| {
-            self.now.duration_since(one.lowest.1) >= self.seen.policy.stall && one.remaining > 0
-        });
+        let stalled = transfer.is_some_and(|one| one.has_stalled(self.now, self.seen.policy.stall));
         let why = match self.stop {
             Some(Stop::Cancelled) => "the eviction was cancelled",
             Some(Stop::TimedOut) => "the deadline of the eviction passed",
