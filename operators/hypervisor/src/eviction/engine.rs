@@ -68,9 +68,20 @@ impl fmt::Debug for Engine {
 pub struct Memory {
     reads: Mutex<Reads>,
     /// What is being done.
-    busy: Mutex<BTreeSet<(String, Action)>>,
+    busy: Mutex<BTreeSet<Doing>>,
     /// The newest that is known of Evictions, by uid: the watch may lag behind our own writes.
     latest: Mutex<BTreeMap<String, Arc<Eviction>>>,
+}
+
+/// An action, and the uid of the Eviction that it is for.
+type Doing = (String, Action);
+
+impl Memory {
+    /// Whether to begin it. `under_way` is what was being done when that was decided: what came of
+    /// it is seen in the next turn, although it may have ended by now.
+    fn begins(&self, under_way: &BTreeSet<Doing>, doing: &Doing) -> bool {
+        !under_way.contains(doing) && lock(&self.busy).insert(doing.clone())
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -189,6 +200,8 @@ impl Engine {
             return;
         }
         let zone = self.zone(host);
+        // Before the reads: whatever is not in it has put there what it found.
+        let under_way = lock(&memory.busy).clone();
         let decision = {
             // Nobody else takes the same room meanwhile.
             let mut ledger = lock(&self.ledger);
@@ -202,8 +215,8 @@ impl Engine {
                 eviction: Arc::clone(&eviction),
             };
             let decision = decide(&seen, now);
-            let under_way = claims(host, zone.as_deref(), &decision.status.instances);
-            ledger.set(&uid, under_way);
+            let claims = claims(host, zone.as_deref(), &decision.status.instances);
+            ledger.set(&uid, claims);
             decision
         };
         strike_off(&mut lock(&memory.reads), &eviction, &decision);
@@ -229,7 +242,10 @@ impl Engine {
             }
         };
         for action in decision.actions {
-            self.begin(host, memory, &uid, &eviction, action);
+            let doing = (uid.clone(), action);
+            if memory.begins(&under_way, &doing) {
+                self.begin(host, memory, &eviction, doing);
+            }
         }
         if let Some(wake) = decision.wake {
             let wait = wake
@@ -240,24 +256,19 @@ impl Engine {
         }
     }
 
-    /// Does something in a task of its own, unless it is being done.
+    /// Does something in a task of its own.
     fn begin(
         self: &Arc<Self>,
         host: &Arc<str>,
         memory: &Arc<Memory>,
-        uid: &str,
         eviction: &Arc<Eviction>,
-        action: Action,
+        doing: Doing,
     ) {
-        let key = (uid.to_owned(), action.clone());
-        if !lock(&memory.busy).insert(key.clone()) {
-            return;
-        }
         if let Action::Move {
             server,
             method,
             target,
-        } = &action
+        } = &doing.1
         {
             let mut reads = lock(&memory.reads);
             reads.asked.insert(server.clone(), Asked::Waiting);
@@ -272,9 +283,10 @@ impl Engine {
         let engine = Arc::clone(self);
         let (host, memory, eviction) = (Arc::clone(host), Arc::clone(memory), Arc::clone(eviction));
         tokio::spawn(async move {
-            let worked = engine.hands.act(&eviction, &action, &memory.reads).await;
+            let action = &doing.1;
+            let worked = engine.hands.act(&eviction, action, &memory.reads).await;
             engine.metrics.eviction_action(action.name(), worked);
-            lock(&memory.busy).remove(&key);
+            lock(&memory.busy).remove(&doing);
             engine.queue.add(host);
         });
     }
@@ -533,5 +545,27 @@ fn newest(memory: &Memory, uid: &str, watched: &Arc<Eviction>) -> Arc<Eviction> 
             latest.insert(uid.to_owned(), Arc::clone(watched));
             Arc::clone(watched)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_under_way_when_it_was_decided_is_not_done_twice() {
+        let memory = Memory::default();
+        let server = "a".to_owned();
+        let repair = ("uid".to_owned(), Action::Repair { server });
+        let nothing = BTreeSet::new();
+        assert!(memory.begins(&nothing, &repair));
+        assert!(!memory.begins(&nothing, &repair), "it is being done");
+        let under_way = lock(&memory.busy).clone();
+        lock(&memory.busy).remove(&repair);
+        assert!(
+            !memory.begins(&under_way, &repair),
+            "it was done meanwhile, and who decided did not know"
+        );
+        assert!(memory.begins(&nothing, &repair), "it is wanted anew");
     }
 }
