@@ -119,6 +119,8 @@ impl Hands {
             Action::DisableService { id, reason } => {
                 self.fleet
                     .put_service(compute.disable_service(id, reason).await?);
+                // What was seen before may not be all: the scheduler could still send something.
+                (reads.remains, reads.empty) = (None, None);
             }
             Action::EnableService { id } => {
                 self.fleet.put_service(compute.revive_service(id).await?);

@@ -214,13 +214,9 @@ fn look<'a>(pass: &mut Pass<'a>, host: Option<&str>) -> Result<&'a Remains, Stri
 }
 
 fn left_over(remains: &Remains) -> String {
-    let mut all = remains
-        .servers
-        .iter()
-        .chain(&remains.alive)
-        .map(String::as_str);
-    let first: Vec<&str> = all.by_ref().take(5).collect();
-    let count = remains.servers.union(&remains.alive).count();
+    let all = remains.servers.union(&remains.alive);
+    let first: Vec<&str> = all.clone().take(5).map(String::as_str).collect();
+    let count = all.count();
     let more = if count > first.len() { ", ..." } else { "" };
     format!(
         "{count} instances or migrations are left on the host ({}{more}): move or delete them",

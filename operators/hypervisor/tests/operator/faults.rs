@@ -609,6 +609,9 @@ async fn a_node_that_is_deleted_in_any_phase_leaves_nothing_behind() {
         let waits = site.waits_of(&host);
         lose_node(site, &host).await;
         waits.said(&["Offboarding", &vm]).await;
+        // It was found empty before it took workload; that is of no account.
+        waits.never_said("the host is empty");
+        waits.never_said(&format!("{vm}, {vm}"));
         // Nothing new is sent to a host that leaves.
         until("the service is disabled", || async {
             let service = site.cloud.service(&host).await.unwrap();
@@ -623,6 +626,8 @@ async fn a_node_that_is_deleted_in_any_phase_leaves_nothing_behind() {
         let host = unique("evicting");
         world.active(&host).await;
         let vm = site.cloud.boot(&unique("vm"), &host).await;
+        // Else it may be away before anybody looks.
+        site.cloud.knob("fail_live_migration", &vm, true).await;
         site.patch(&host, json!({ "spec": { "maintenance": "auto" } }))
             .await;
         until("the Eviction is there", || async {
@@ -632,6 +637,7 @@ async fn a_node_that_is_deleted_in_any_phase_leaves_nothing_behind() {
         let waits = site.waits_of(&host);
         lose_node(site, &host).await;
         waits.said(&["Offboarding", &vm]).await;
+        waits.never_said("the host is empty");
         let eviction = site.evictions().get_opt(&host).await.unwrap();
         assert!(eviction.is_some(), "it empties the host");
         site.cloud.delete(&vm).await;

@@ -397,6 +397,12 @@ impl Waits {
         self.0.lock().unwrap().clear();
     }
 
+    /// Nothing with these words was said so far.
+    pub fn never_said(&self, words: &str) {
+        let all = self.0.lock().unwrap();
+        assert!(!all.iter().any(|text| text.contains(words)), "{all:#?}");
+    }
+
     /// Waits until all of these words were said in one.
     pub async fn said(&self, words: &[&str]) {
         let what = || async {
