@@ -22,7 +22,7 @@ use tokio::sync::watch;
 
 use crate::action::Action;
 use crate::fleet::Watched;
-use crate::host::{Empty, Host, Read, Reads, Remains, TestMigration, TestServer};
+use crate::host::{Host, Read, Reads, Remains, TestMigration, TestServer};
 use crate::objects::list_agent_pods;
 use crate::testbed::{Found, Testbed};
 
@@ -119,8 +119,7 @@ impl Hands {
             Action::DisableService { id, reason } => {
                 self.fleet
                     .put_service(compute.disable_service(id, reason).await?);
-                // What was seen before may not be all: the scheduler could still send something.
-                (reads.remains, reads.empty) = (None, None);
+                reads.disabled();
             }
             Action::EnableService { id } => {
                 self.fleet.put_service(compute.revive_service(id).await?);
@@ -183,7 +182,7 @@ impl Hands {
             }
             Action::ReadRemains { host, provider } => {
                 let remains = self.read_remains(host, provider.as_deref()).await?;
-                remember(reads, remains);
+                reads.looked(Timestamp::now(), remains);
             }
             Action::DeleteAllocations { consumers } => {
                 reads.remains = None;
@@ -486,14 +485,4 @@ fn now<T>(value: T) -> Read<T> {
         at: Timestamp::now(),
         value,
     }
-}
-
-/// Keeps what is left of a host, and since when it has been empty at every look.
-fn remember(reads: &mut Reads, remains: Remains) {
-    let at = Timestamp::now();
-    reads.empty = remains.is_empty().then(|| Empty {
-        first: reads.empty.map_or(at, |empty| empty.first),
-        last: at,
-    });
-    reads.remains = Some(Read { at, value: remains });
 }

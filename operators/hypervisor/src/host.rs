@@ -121,6 +121,23 @@ pub struct Reads {
     pub empty: Option<Empty>,
 }
 
+impl Reads {
+    /// Keeps what is left of the host, and since when it has been empty at every look.
+    pub fn looked(&mut self, at: Timestamp, remains: Remains) {
+        self.empty = remains.is_empty().then(|| Empty {
+            first: self.empty.map_or(at, |empty| empty.first),
+            last: at,
+        });
+        self.remains = Some(Read { at, value: remains });
+    }
+
+    /// The host is disabled. What was seen before may not be all: the scheduler could still send
+    /// something.
+    pub fn disabled(&mut self) {
+        (self.remains, self.empty) = (None, None);
+    }
+}
+
 /// Something that was read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Read<T> {

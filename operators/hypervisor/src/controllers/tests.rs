@@ -20,8 +20,7 @@ use super::{decide, onboarding};
 use crate::action::Action;
 use crate::fleet::{Fleet, NovaHypervisor};
 use crate::host::{
-    Empty, Failure, Host, Known, Read, Reads, Remains, Settings, TestMigration, TestProject,
-    TestServer,
+    Failure, Host, Known, Read, Reads, Remains, Settings, TestMigration, TestProject, TestServer,
 };
 use crate::pass::{Pass, own};
 
@@ -239,6 +238,7 @@ impl Model {
                 let service = self.fleet.services.get_mut(HOST).unwrap();
                 service.status = ServiceStatus::Disabled;
                 service.disabled_reason = Some(reason.clone());
+                self.reads.disabled();
             }
             Action::EnableService { .. } => {
                 let service = self.fleet.services.get_mut(HOST).unwrap();
@@ -408,15 +408,7 @@ impl Model {
                 .collect(),
             alive: self.servers.clone(),
         };
-        let first = self.reads.empty.map_or(self.now, |empty| empty.first);
-        self.reads.empty = value.is_empty().then_some(Empty {
-            first,
-            last: self.now,
-        });
-        self.reads.remains = Some(Read {
-            at: self.now,
-            value,
-        });
+        self.reads.looked(self.now, value);
     }
 
     /// What is true at every moment.
