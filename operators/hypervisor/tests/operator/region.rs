@@ -211,7 +211,7 @@ async fn guests_count_on_while_their_host_is_emptied() {
     sees(&site, "hv1", 0).await;
     sees(&site, "hv2", 4).await;
 
-    // How far they were the agents told: of this one Nova would be asked later.
+    // How far they were the agents told, and nobody asked Nova.
     let told = progress.lock().unwrap().clone();
     assert!(told.contains_key(&one), "{told:?}");
     let migrations: Api<Migration> = Api::default_namespaced(site.client.clone());
@@ -236,6 +236,7 @@ async fn guests_count_on_while_their_host_is_emptied() {
     };
     assert_eq!(action("move").await, 4.0);
     assert_eq!(action("force-complete").await, 1.0);
+    assert_eq!(action("read-transfer").await, 0.0);
     cloud.delete(&busy).await;
 
     site.patch("hv1", json!({ "spec": { "maintenance": "" } }))
