@@ -37,12 +37,7 @@ test: build ## Run every test, after all set-up on a fresh machine
 	@# The Go build and the download of the nodes' tree run beside the compiler.
 	@$(COBALT) lab prepare & prepare=$$!; cargo test --locked --workspace --lib --bins --tests --no-run; built=$$?; \
 	  wait $$prepare && exit $$built
-	$(XTASK) deps
-	$(XTASK) gen --check
-	@# All targets in one go: with other ones, features differ and nearly all is compiled once more.
-	cargo test --locked --workspace --lib --bins --tests \
-	  --config 'target."cfg(all())".runner = ["$(abspath xtask/run-test)"]'
-	cargo test --locked --workspace --doc
+	$(XTASK) test
 
 .PHONY: test-cgroup2
 test-cgroup2: build ## Prove the lab on cgroup v2, in a QEMU guest (slow)

@@ -4,6 +4,7 @@ mod deps;
 mod r#gen;
 mod images;
 mod sbom;
+mod test;
 
 use std::process::ExitCode;
 
@@ -28,6 +29,8 @@ enum Task {
     },
     /// Build the static binaries and write one image for each
     Images(images::Arguments),
+    /// Run every test, and name at the end what failed
+    Test(test::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -35,6 +38,7 @@ fn main() -> ExitCode {
         Task::Deps => deps::run(),
         Task::Gen { check } => r#gen::run(check),
         Task::Images(arguments) => images::run(&arguments),
+        Task::Test(arguments) => test::run(&arguments),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
