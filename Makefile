@@ -39,6 +39,15 @@ test: build ## Run every test, after all set-up on a fresh machine
 	  wait $$prepare && exit $$built
 	$(XTASK) test
 
+.PHONY: test-slow
+test-slow: build ## Random property tests and cgroup v2: what takes long or differs from run to run
+	@# One that fails does not keep the others from running.
+	$(MAKE) --keep-going test-random test-cgroup2
+
+.PHONY: test-random
+test-random: build ## Explore property tests with random cases and many of them
+	$(XTASK) test --random $(if $(CASES),--cases $(CASES)) $(if $(SEED),--seed $(SEED))
+
 .PHONY: test-cgroup2
 test-cgroup2: build ## Prove the lab on cgroup v2, in a QEMU guest (slow)
 	$(COBALT) lab prepare

@@ -421,7 +421,7 @@ fn rate() -> impl Strategy<Value = u32> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(300) })]
+    #![proptest_config(ProptestConfig::with_cases(300))]
 
     /// Clocks may differ by a tenth from the truth, each in its own direction.
     #[test]

@@ -235,8 +235,6 @@ impl Model {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
-
     #[test]
     fn no_key_is_lost_and_none_is_in_work_twice(events in proptest::collection::vec(event(), 0..200)) {
         let mut now = Instant::now();

@@ -1,5 +1,9 @@
 use std::fs;
 
+use proptest::prelude::any;
+use proptest::strategy::{Strategy, ValueTree};
+use proptest::test_runner::{Config, TestRunner, contextualize_config};
+
 use super::*;
 
 /// A package with a test of each sort, and a process that outlives the tests with their output open.
@@ -99,5 +103,21 @@ fn nothing_failed_where_everything_passed() {
     assert_eq!(
         report.to_string(),
         "13 passed, 0 failed, 3 ignored, in 2 programs"
+    );
+}
+
+#[test]
+fn property_tests_get_the_same_cases_in_every_run() {
+    let cases = || {
+        // What `proptest!` makes of a test's own configuration.
+        let config = contextualize_config(Config::with_cases(1));
+        let mut runner = TestRunner::new(config);
+        let mut one = || any::<u64>().new_tree(&mut runner).unwrap().current();
+        [one(), one(), one(), one()]
+    };
+    assert_eq!(
+        cases(),
+        cases(),
+        "PROPTEST_RNG_SEED is not set: cargo sets it from .cargo/config.toml"
     );
 }

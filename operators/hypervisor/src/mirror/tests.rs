@@ -155,8 +155,6 @@ fn a_copy_is_written_only_if_that_changes_something() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
-
     /// Whatever the other cluster makes of what is written, one write is enough.
     #[test]
     fn after_a_write_there_is_nothing_to_do(
