@@ -9,5 +9,6 @@
 )]
 
 mod leader;
+mod recorder;
 mod reflect;
 mod support;
