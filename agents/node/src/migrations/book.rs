@@ -149,7 +149,7 @@ impl Book {
         self.suspects.remove(&uuid);
         match reading {
             Reading::Job(sample) if sample.operation == JobOperation::MigrationOut => {
-                let mut acts = self.overtake(uuid, now);
+                let mut acts = self.overtake(uuid, &sample, now);
                 if self.out.contains_key(&uuid) {
                     return self.step_out(uuid, Input::Sample(sample), now);
                 }
@@ -232,9 +232,9 @@ impl Book {
     }
 
     /// Ends a migration whose job was no more, because another job runs.
-    fn overtake(&mut self, uuid: Uuid, now: Now) -> Vec<Act> {
+    fn overtake(&mut self, uuid: Uuid, job: &Sample, now: Now) -> Vec<Act> {
         let of = self.out.get_mut(&uuid);
-        match of.and_then(|of| of.migration.overtaken(now)) {
+        match of.and_then(|of| of.migration.overtaken(job, now)) {
             Some(step) => self.done(uuid, step, now),
             None => Vec::new(),
         }

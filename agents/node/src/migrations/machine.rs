@@ -144,6 +144,8 @@ pub struct Outgoing {
     /// Since when there is no job any more, without a word from libvirt, and what was left then.
     jobless: Option<(Instant, Aftermath)>,
     trouble: Option<String>,
+    /// Something was said of it, under this beginning: it stays.
+    told: bool,
     written: Option<Instant>,
     finished: Option<(MigrationResult, Timestamp)>,
 }
@@ -160,6 +162,8 @@ impl Outgoing {
             started,
             destination: None,
             read: sample.as_ref().map(|_| now.wall),
+            // With a job to show it is said at once.
+            told: sample.is_some(),
             sample,
             left: None,
             jobless: None,
@@ -248,16 +252,22 @@ impl Outgoing {
         now.instant.saturating_duration_since(*since) < WORD
     }
 
-    /// Its job was no more before: a job that runs now is another one, and this one has ended.
-    pub fn overtaken(&mut self, now: Now) -> Option<Step> {
-        let (_, aftermath) = self.jobless.take()?;
-        Some(self.conclude(aftermath, now))
+    /// Whether a job that runs now is another one, because this one's job was no more, or because
+    /// the instance had left before that job began. This one has ended then.
+    pub fn overtaken(&mut self, job: &Sample, now: Now) -> Option<Step> {
+        if let Some((_, aftermath)) = self.jobless.take() {
+            return Some(self.conclude(aftermath, now));
+        }
+        let elapsed = job.stats.elapsed_millis;
+        let elapsed = Duration::from_millis(u64::try_from(elapsed?).ok()?);
+        let since_left = now.instant.saturating_duration_since(self.left?);
+        (elapsed < since_left).then(|| self.finish(MigrationResult::Succeeded, None, now))
     }
 
     fn take(&mut self, sample: Sample, now: Now) {
         self.jobless = None;
-        if self.sample.is_none() {
-            // Nothing was written yet: only now is known when it began.
+        if self.sample.is_none() && !self.told {
+            // Only now is known when it began.
             self.started = began(&sample, now);
         }
         self.sample = Some(sample);
@@ -269,6 +279,7 @@ impl Outgoing {
             .written
             .is_none_or(|written| now.instant.saturating_duration_since(written) >= every);
         if due {
+            self.told = true;
             self.written = Some(now.instant);
             Step::Write
         } else {
@@ -278,6 +289,7 @@ impl Outgoing {
 
     fn phase(&mut self, trouble: Option<String>, now: Now) -> Step {
         self.trouble = trouble;
+        self.told = true;
         self.written = Some(now.instant);
         Step::Write
     }

@@ -738,3 +738,46 @@ proptest! {
         prop_assert!(last != Some(false));
     }
 }
+
+/// The beginnings of all migrations that are open after each thing that was said.
+fn open_at_once(host: &Host) -> usize {
+    let mut open = BTreeSet::new();
+    let mut most = 0;
+    for outgoing in host.out() {
+        if outgoing.result().is_some() {
+            open.remove(&outgoing.started);
+        } else {
+            open.insert(outgoing.started);
+        }
+        most = most.max(open.len());
+    }
+    most
+}
+
+#[test]
+fn a_job_that_is_read_after_the_instance_has_left_makes_no_second_open_migration() {
+    let mut host = Host::new();
+    host.at(1116)
+        .event(&lifecycle(Lifecycle::Stopped, detail::STOPPED_MIGRATED))
+        .event(&lifecycle(Lifecycle::Suspended, detail::SUSPENDED_POSTCOPY))
+        .event(&lifecycle(Lifecycle::Started, 0));
+    host.at(2397).event(&iteration(1));
+    host.at(4108).event(&lifecycle(Lifecycle::Started, 0));
+    host.at(6116).read(running(1116));
+    assert_eq!(open_at_once(&host), 1);
+    // The job began after the instance had left, so it is another one, and the first is over.
+    assert_eq!(host.end().result, Some(MigrationResult::Succeeded));
+}
+
+#[test]
+fn the_beginning_that_was_said_stays_when_the_job_is_read_later() {
+    let mut host = Host::new();
+    host.at(6000)
+        .event(&lifecycle(Lifecycle::Stopped, detail::STOPPED_MIGRATED))
+        .event(&lifecycle(Lifecycle::Suspended, detail::SUSPENDED_POSTCOPY));
+    // The same job: it began before the instance left.
+    host.at(11_000).read(running(9000));
+    let begins: BTreeSet<Timestamp> = host.out().iter().map(|out| out.started).collect();
+    assert_eq!((begins.len(), host.out().len()), (1, 2));
+    assert_eq!(host.end().result, None);
+}
