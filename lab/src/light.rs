@@ -31,7 +31,7 @@ use crate::process::{Process, Recipe};
 use crate::python::Readiness;
 use crate::report::Report;
 
-const CODE: [(&str, &str); 9] = [
+const CODE: [(&str, &str); 10] = [
     ("bus.py", include_str!("../openstack/light/bus.py")),
     ("common.py", include_str!("../openstack/light/common.py")),
     (
@@ -39,6 +39,7 @@ const CODE: [(&str, &str); 9] = [
         include_str!("../openstack/light/configuration.py"),
     ),
     ("control.py", include_str!("../openstack/light/control.py")),
+    ("faults.py", include_str!("../openstack/light/faults.py")),
     (
         "hypervisor.py",
         include_str!("../openstack/light/hypervisor.py"),

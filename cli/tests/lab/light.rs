@@ -25,7 +25,20 @@ impl Light {
         http("POST", &url, None).await.unwrap();
     }
 
+    /// Stops, kills or starts a part of Nova's control plane: `cell/stop`, `conductor/kill`.
+    async fn control_plane(&self, verb: &str) {
+        let url = format!("{}/{verb}", self.control);
+        http("POST", &url, None).await.unwrap();
+    }
+
     async fn boot(&self, name: &str, host: &str) -> String {
+        let id = self.boot_request(name, host).await;
+        self.on(&id, host).await;
+        id
+    }
+
+    /// Asks for a server on a host; returns its id at once.
+    async fn boot_request(&self, name: &str, host: &str) -> String {
         let server = json!({ "server": {
             "name": name, "host": host, "imageRef": "", "flavorRef": "1", "networks": "none",
             "block_device_mapping_v2": [{
@@ -37,9 +50,7 @@ impl Light {
             .cloud
             .call("POST", "compute", "/servers", Some(server))
             .await;
-        let id = answer["server"]["id"].as_str().unwrap().to_owned();
-        self.on(&id, host).await;
-        id
+        answer["server"]["id"].as_str().unwrap().to_owned()
     }
 
     /// Waits until a server is ACTIVE on a host.
@@ -182,5 +193,61 @@ async fn servers_move_fail_and_are_evacuated_on_fake_hypervisors() {
     })
     .await;
     light.on(&server, "hv1").await;
+    lab.down().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_cell_database_and_the_conductor_fail_and_come_back() {
+    let (lab, light, _) = three("control-plane").await;
+    let cloud = &light.cloud;
+    let server = light.boot("one", "hv1").await;
+
+    // Nova answers for a cell that is down: with less, and with nothing that says so.
+    light.control_plane("cell/stop").await;
+    let seen = cloud.server(&server).await;
+    assert_eq!((seen.status.as_str(), seen.host.as_str()), ("UNKNOWN", ""));
+    let path = "/servers/detail?all_tenants=1&host=hv1";
+    let listed = cloud.get("compute", path).await;
+    assert_eq!(listed["servers"], json!([]));
+    light.control_plane("cell/start").await;
+    light.on(&server, "hv1").await;
+
+    // Killed with the request in its hands: the server is busy for ever, without a migration.
+    light.knob("hang_conductor", json!([server])).await;
+    cloud.action(&server, migrate("hv2")).await;
+    until("the conductor has taken the request", || async {
+        let url = format!("{}/conductor", light.control);
+        let conductor = http("GET", &url, None).await.unwrap();
+        (conductor["hanging"] == json!([server])).then_some(())
+    })
+    .await;
+    light.control_plane("conductor/kill").await;
+    light.knob("hang_conductor", json!([])).await;
+    // What comes later than the kill waits for the next conductor.
+    let later = light.boot_request("two", "hv3").await;
+    light.control_plane("conductor/start").await;
+    light.on(&later, "hv3").await;
+    assert!(cloud.server(&server).await.busy);
+    assert_eq!(light.migration(&server).await, Value::Null);
+    let reset = json!({ "os-resetState": { "state": "active" } });
+    cloud.action(&server, reset.clone()).await;
+
+    // Killed after it has made the record: nobody ends that migration.
+    let knob = "hang_conductor_after_record";
+    light.knob(knob, json!([server])).await;
+    cloud.action(&server, migrate("hv2")).await;
+    until("the migration has a record", || async {
+        (light.migration(&server).await["status"] == "accepted").then_some(())
+    })
+    .await;
+    light.control_plane("conductor/kill").await;
+    light.knob(knob, json!([])).await;
+    light.control_plane("conductor/start").await;
+    cloud.action(&server, reset).await;
+    cloud.action(&server, migrate("hv3")).await;
+    light.on(&server, "hv3").await;
+    let path = format!("/os-migrations?instance_uuid={server}&status=accepted");
+    let stuck = cloud.get("compute", &path).await;
+    assert_eq!(stuck["migrations"][0]["source_compute"], "hv1");
     lab.down().await.unwrap();
 }

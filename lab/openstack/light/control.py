@@ -5,6 +5,12 @@ POST   /hosts {"name": "hv4"}        adds a host and starts it
 POST   /hosts/NAME/start             starts its compute service
 POST   /hosts/NAME/stop              silences the service; its guests run on
 POST   /hosts/NAME/kill              the machine loses its power, and its guests
+GET    /cell                         whether the database of Nova's cell runs
+POST   /cell/stop                    stops it; Nova's API database stays available
+POST   /cell/start                   starts it again
+GET    /conductor                    whether nova-conductor runs, and whose requests hang in it
+POST   /conductor/kill               kills it; what it works on is never finished
+POST   /conductor/start              starts it; it takes the requests that came meanwhile
 GET    /knobs                        what goes wrong on purpose; see hypervisor.KNOBS
 PATCH  /knobs {"fail_spawn": []}     changes some of them
 """
@@ -19,7 +25,7 @@ class Refused(Exception):
         self.status = status
 
 
-def serve(port, hosts, knobs):
+def serve(port, hosts, cell, conductor, knobs):
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = 'HTTP/1.1'
 
@@ -28,7 +34,8 @@ def serve(port, hosts, knobs):
                 length = int(self.headers.get('Content-Length') or 0)
                 body = json.loads(self.rfile.read(length) or b'{}')
                 parts = self.path.strip('/').split('/')
-                status, answer = 200, respond(self.command, parts, body, hosts, knobs)
+                status = 200
+                answer = respond(self.command, parts, body, hosts, cell, conductor, knobs)
             except Refused as refusal:
                 status, answer = refusal.status, {'error': str(refusal)}
             except ValueError as error:
@@ -51,7 +58,7 @@ def serve(port, hosts, knobs):
     threading.Thread(target=server.serve_forever, daemon=True, name='control').start()
 
 
-def respond(method, parts, body, hosts, knobs):
+def respond(method, parts, body, hosts, cell, conductor, knobs):
     match method, parts:
         case 'GET', ['hosts']:
             return hosts.list()
@@ -64,6 +71,16 @@ def respond(method, parts, body, hosts, knobs):
         case 'POST', ['hosts', name, ('start' | 'stop' | 'kill') as verb]:
             getattr(hosts, verb)(name)
             return hosts.list()[name]
+        case 'GET', ['cell']:
+            return {'running': not cell.stopped}
+        case 'POST', ['cell', ('start' | 'stop') as verb]:
+            cell.stopped = verb == 'stop'
+            return {'running': not cell.stopped}
+        case 'GET', ['conductor']:
+            return conductor.state()
+        case 'POST', ['conductor', ('start' | 'kill') as verb]:
+            getattr(conductor, verb)()
+            return conductor.state()
         case 'GET', ['knobs']:
             return knobs
         case 'PATCH', ['knobs']:

@@ -36,6 +36,13 @@ KNOBS = {
     'hang_spawn': [],
     # Servers, or hosts, whose guests write nothing to their consoles.
     'silent_console': [],
+    # Servers whose requests (migrate, evacuate, unshelve) the conductor takes and does not begin,
+    # until the knob is turned back. When the conductor is killed meanwhile, the request is lost:
+    # the server keeps its task state, and there is no record of a migration.
+    'hang_conductor': [],
+    # Servers for whose migration, live or cold, the conductor makes a record and then does nothing,
+    # until the knob is turned back. The hosts have not heard of it.
+    'hang_conductor_after_record': [],
 }
 
 # host -> {server: guest}. They belong to the host and not to its service, which may be stopped.

@@ -46,6 +46,7 @@ from nova.objects import host_mapping  # noqa: E402
 
 import bus  # noqa: E402, F401
 import control  # noqa: E402
+import faults  # noqa: E402
 import hypervisor  # noqa: E402
 
 # A service that comes back would else count as down for five seconds more.
@@ -156,7 +157,7 @@ def map_hosts():
     host_mapping.discover_hosts(context.get_admin_context())
 
 
-def trust_running_services(hosts):
+def trust_running_services(hosts, conductor):
     """A service that runs here is up, however late its report.
 
     Reports of many hosts come late when the machine has much else to do, and a test would see
@@ -166,7 +167,10 @@ def trust_running_services(hosts):
     by_reports = driver.is_up
 
     def is_up(self, service_ref):
-        runs = service_ref['host'] == 'control' or service_ref['host'] in hosts.services
+        if service_ref['binary'] == 'nova-conductor':
+            runs = conductor.running()
+        else:
+            runs = service_ref['host'] == 'control' or service_ref['host'] in hosts.services
         return runs or by_reports(self, service_ref)
 
     driver.is_up = is_up
@@ -176,12 +180,13 @@ objects.register_all()
 os_brick.setup(nova.conf.CONF)
 os_vif.initialize()
 hosts = Hosts()
-trust_running_services(hosts)
+conductor = faults.Conductor(lambda: start('nova-conductor', 'conductor', 'control'))
+trust_running_services(hosts, conductor)
 hypervisor.WATCHERS.append(hosts.found)
-start('nova-conductor', 'conductor', 'control')
+conductor.start()
 start('nova-scheduler', 'scheduler', 'control')
 hosts.start_all()
 common.serve(application, PORTS['compute'], threads=16)
-control.serve(PORTS['control'], hosts, hypervisor.KNOBS)
+control.serve(PORTS['control'], hosts, faults.CELL_DATABASE, conductor, hypervisor.KNOBS)
 common.ready()
 common.run_until_killed()
