@@ -5,7 +5,7 @@ use cobalt_lab::node::Power;
 use cobalt_lab::report::Report;
 use cobalt_lab::{Lab, LabConfig};
 
-use crate::{cobalt_ok, kubectl, lab, name, wait_for_ready};
+use crate::{cobalt_ok, inside, kubectl, lab, name, wait_for_ready};
 
 fn boot_id(lab: &Lab) -> String {
     let id = "jsonpath={.status.nodeInfo.bootID}";
@@ -48,7 +48,10 @@ async fn a_node_that_is_cut_killed_or_crashed_comes_back() {
     lab.power("n1", Power::Off, &silent).await.unwrap();
     let status = lab.status().await.unwrap();
     assert_eq!(status.nodes[0].observed.last_end.as_deref(), Some("off"));
-    lab.power("n1", Power::On, &silent).await.unwrap();
+    inside::nobody_enters_too_early(&lab, "n1", async {
+        lab.power("n1", Power::On, &silent).await.unwrap();
+    })
+    .await;
     let journal = ["lab", "exec", "--name", name(&lab), "n1", "--"];
     let boots = [&journal[..], &["journalctl", "--list-boots", "--no-pager"]].concat();
     assert!(
@@ -63,6 +66,7 @@ async fn a_node_can_switch_itself_off_and_on_again() {
     let lab = lab(LabConfig::with_nodes("self", 1)).await;
     let boots = || async { lab.status().await.unwrap().nodes[0].observed.boots };
     assert_eq!(boots().await, 1);
+    inside::nothing_gets_out(&lab, "n1").await;
     let before = boot_id(&lab);
     cobalt_ok(&[
         "lab",

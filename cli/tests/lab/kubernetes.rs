@@ -8,7 +8,7 @@ use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
 
-use crate::{kubectl, lab, labs, name, run};
+use crate::{inside, kubectl, lab, labs, name, run};
 
 /// Debian's static busybox crashes in its wget; its nc does not.
 const GET_WEB: &str = "printf 'GET / HTTP/1.0\\r\\n\\r\\n' | nc -w 5 web 80 | tail -n 1";
@@ -56,6 +56,19 @@ async fn three_nodes_run_every_kind_of_workload() {
         "jsonpath={.status.numberReady}",
     ];
     assert_eq!(kubectl(&lab, &agents), "3");
+    let agent = kubectl(
+        &lab,
+        &[
+            "get",
+            "pods",
+            "-l",
+            "app=agent",
+            "--field-selector=spec.nodeName=n1",
+            "-o",
+            "name",
+        ],
+    );
+    inside::no_pod_gets_out(&lab, "n1", agent.trim()).await;
 
     assert_eq!(
         kubectl(&lab, &["logs", "job/once"]),

@@ -9,6 +9,7 @@ mod commands;
 mod drain;
 mod faults;
 mod hypervisors;
+mod inside;
 mod kubernetes;
 mod leftovers;
 mod light;

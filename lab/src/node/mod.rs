@@ -275,21 +275,62 @@ fn gone() -> anyhow::Error {
     anyhow!("the lab is going down")
 }
 
-/// The process id of a node's pid 1 as the machine sees it.
+/// The process id of a node's pid 1 as the machine sees it. Refused until pid 1 has left the
+/// machine's root: who entered earlier would work on the machine's own files.
 pub fn pid_one(name: &str, observed: &Observed) -> Result<u32> {
+    let pid = first_process(name, observed)?;
+    if !is_inside(pid) {
+        return Err(only_begun(name));
+    }
+    Ok(pid)
+}
+
+/// The first process in a node's pid namespace, from the first moment of a boot on.
+fn first_process(name: &str, observed: &Observed) -> Result<u32> {
     let carrier = observed
         .carrier
         .filter(|_| observed.on)
         .with_context(|| format!("{name} is off; `cobalt lab power on {name}` switches it on"))?;
-    children(carrier)
-        .first()
-        .copied()
-        .with_context(|| format!("{name} has only begun to boot"))
+    let first = children(carrier).first().copied();
+    first.ok_or_else(|| only_begun(name))
 }
 
-/// A command that runs a program inside a node. A forking nsenter would keep the node from ever
-/// ending (systemd-shutdown stops all processes, and the fork waits for a stopped child), and a
-/// plain exec would leave the program without a parent that collects it: hence the shell.
+fn only_begun(name: &str) -> anyhow::Error {
+    anyhow!("{name} has only begun to boot")
+}
+
+/// Whether a process is a node's init. A boot executes systemd as its last step, after it has
+/// changed the root.
+fn is_inside(pid: u32) -> bool {
+    let read = |file: &str| std::fs::read_to_string(format!("/proc/{pid}/{file}"));
+    let comm = read("comm").unwrap_or_default();
+    comm.starts_with("systemd") && is_init_of_a_namespace(&read("status").unwrap_or_default())
+}
+
+/// Whether /proc/PID/status is about pid 1 of a pid namespace below the reader's.
+fn is_init_of_a_namespace(status: &str) -> bool {
+    let pids = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+    let pids: Vec<&str> = pids.unwrap_or_default().split_whitespace().collect();
+    pids.len() > 1 && pids.last() == Some(&"1")
+}
+
+/// What the entering shell runs. The shell has joined all namespaces of the node, but only what it
+/// forks is in the pid namespace. So it must not run a word of the caller itself: a plain `"$@"`
+/// takes `kill` for the shell's builtin, which signals a process of the machine below. `exec` in a
+/// subshell takes programs only, and the subshell is inside.
+///
+/// Without a terminal the program gets a session of its own, else a `kill 0` in the node would
+/// reach the caller's process group. On a terminal it stays in that group, like any foreground job.
+const INSIDE: &str = "if [ -t 0 ] || [ -t 1 ] || [ -t 2 ]; then (exec \"$@\"); \
+                      else (exec setsid -- \"$@\"); fi; exit $?";
+
+/// The kernel has one clock, that of the machine below: no process of a node may set it.
+const NO_CLOCK: &str = "--bounding-set=-sys_time";
+
+/// A command that runs a program inside a node, in all its namespaces. A forking nsenter would keep
+/// the node from ever ending (systemd-shutdown stops all processes, and the fork waits for a
+/// stopped child), and a plain exec would leave the program without a parent that collects it:
+/// hence the shell.
 pub fn enter(pid_one: u32, arguments: &[String]) -> Vec<String> {
     let pid = pid_one.to_string();
     let mut command: Vec<String> = [
@@ -311,7 +352,7 @@ pub fn enter(pid_one: u32, arguments: &[String]) -> Vec<String> {
         "TERM={}",
         std::env::var("TERM").unwrap_or_else(|_| "dumb".into())
     ));
-    command.extend(["sh", "-c", "\"$@\"; exit $?", "sh"].map(ToOwned::to_owned));
+    command.extend(["setpriv", NO_CLOCK, "sh", "-c", INSIDE, "sh"].map(ToOwned::to_owned));
     command.extend_from_slice(arguments);
     command
 }
@@ -412,7 +453,7 @@ impl Supply {
             Power::Loss => {
                 self.thaw();
                 let observed = self.publish.borrow().clone();
-                kill(pid_one(&self.spec.name, &observed)?);
+                kill(first_process(&self.spec.name, &observed)?);
                 Ok(true)
             }
             Power::Off | Power::Reboot if self.publish.borrow().frozen => {
@@ -592,5 +633,47 @@ mod tests {
         ] {
             assert_eq!(how_it_ended(ExitStatus::from_raw(raw)), end, "{raw}");
         }
+    }
+
+    #[test]
+    fn only_the_init_of_a_nested_namespace_is_entered() {
+        assert!(is_init_of_a_namespace("Name:\tsystemd\nNSpid:\t4711\t1\n"));
+        // The machine's own init, a process of a node, one of the machine, no process.
+        for status in ["NSpid:\t1\n", "NSpid:\t4711\t17\n", "NSpid:\t4711\n", ""] {
+            assert!(!is_init_of_a_namespace(status), "{status}");
+        }
+        assert!(!is_inside(std::process::id()));
+    }
+
+    /// What a shell does that was entered with these words, but for the namespaces.
+    fn entering_shell(words: &[&str]) -> std::process::Output {
+        let words: Vec<String> = words.iter().map(|&word| word.to_owned()).collect();
+        let command = enter(1, &words);
+        let shell = command.iter().position(|word| word == "sh").unwrap();
+        let (program, arguments) = command[shell..].split_first().unwrap();
+        let mut command = std::process::Command::new(program);
+        command.args(arguments).output().unwrap()
+    }
+
+    #[test]
+    fn the_entering_shell_runs_no_builtin_of_its_own_for_the_caller() {
+        for builtin in ["eval", "export", "trap", "."] {
+            let output = entering_shell(&[builtin, "echo built in"]);
+            assert!(!output.status.success(), "{builtin}: {output:?}");
+            assert!(output.stdout.is_empty(), "{builtin}: {output:?}");
+        }
+        let status = |words: &[&str]| entering_shell(words).status.code();
+        assert_eq!(status(&["sh", "-c", "exit 7"]), Some(7));
+        assert_eq!(status(&["/nonexistent"]), Some(127));
+    }
+
+    #[test]
+    fn what_is_run_inside_shares_no_process_group_with_its_caller() {
+        let output = entering_shell(&["cut", "-d", " ", "-f", "1,5,6", "/proc/self/stat"]);
+        let text = String::from_utf8(output.stdout).unwrap();
+        let [pid, group, session] = text.split_whitespace().collect::<Vec<_>>()[..] else {
+            panic!("{text}");
+        };
+        assert_eq!((group, session), (pid, pid));
     }
 }

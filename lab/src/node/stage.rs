@@ -20,6 +20,7 @@ use rustix::mount::{
     MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_bind, mount_change,
     mount_remount, unmount,
 };
+use rustix::thread::{CapabilitySet, remove_capability_from_bounding_set};
 
 use super::NodeSpec;
 use crate::cgroup::{Layout, join, make, own_group, pass_controllers_on};
@@ -154,6 +155,9 @@ fn boot(spec: &NodeSpec) -> Result<()> {
     )
     .context("failed to share mounts within the node")?;
 
+    // The kernel has one clock, that of the machine below.
+    remove_capability_from_bounding_set(CapabilitySet::SYS_TIME)
+        .context("failed to give up the right to set the clock")?;
     let console = std::fs::OpenOptions::new()
         .append(true)
         .open("/dev/console")
