@@ -72,6 +72,10 @@ pub mod annotations {
     pub const CUSTOM_TRAITS: &str = "nova.openstack.cloud.sap/custom-traits";
     /// On a Hypervisor whose onboarding was aborted: begin again. Removed when that has been done.
     pub const RETRY_ONBOARDING: &str = "cobaltcore.cloud.sap/retry-onboarding";
+    /// On a Hypervisor: how the host came into service, as the operator recorded it (pending, tested,
+    /// untested, adopted, taken-over). While it is pending the operator enables nothing, whatever the
+    /// status says: agents can write the status, and not this.
+    pub const ONBOARDED: &str = "cobaltcore.cloud.sap/onboarded";
     /// On the heartbeat Lease of a node: why it is not renewed. Removed when it is again.
     pub const NOT_RENEWED_BECAUSE: &str = "cobaltcore.cloud.sap/not-renewed-because";
     /// On an object that the operator made: a digest of all that was applied, so that what is no

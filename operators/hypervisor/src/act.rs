@@ -17,7 +17,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::{Api, Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use crate::action::Action;
@@ -169,7 +169,14 @@ impl Hands {
                 self.create_eviction(host, reason, labels).await?;
             }
             Action::DeleteEviction { uid } => self.delete_eviction(host, uid).await?,
-            Action::ClearRetry => self.clear_retry(&host.name).await?,
+            Action::ClearRetry => {
+                let patch = json!({ annotations::RETRY_ONBOARDING: null });
+                self.annotate(&host.name, patch).await?;
+            }
+            Action::Record { record } => {
+                let patch = json!({ annotations::ONBOARDED: record.as_str() });
+                self.annotate(&host.name, patch).await?;
+            }
             Action::ReadNode => {
                 let api: Api<Node> = Api::all(self.client.clone());
                 let node = within(DEADLINE, api.get_opt(&host.name)).await;
@@ -180,8 +187,8 @@ impl Hands {
                     list_agent_pods(&self.client, &self.agent_namespaces, &host.name, DEADLINE);
                 reads.pods = Some(now(pods.await.map_err(ActError::Kubernetes)?));
             }
-            Action::ReadRemains { host, provider } => {
-                let remains = self.read_remains(host, provider.as_deref()).await?;
+            Action::ReadRemains { host, names } => {
+                let remains = self.read_remains(host, names).await?;
                 reads.looked(Timestamp::now(), remains);
             }
             Action::DeleteAllocations { consumers } => {
@@ -195,14 +202,19 @@ impl Hands {
                     )?;
                 }
             }
-            Action::DeleteProviders { ids } => {
+            Action::DeleteProviders { ids, names } => {
                 reads.remains = None;
-                for id in ids {
-                    found(self.openstack.placement().delete_provider(id).await)?;
-                }
+                self.delete_providers(ids, names).await?;
             }
             Action::DeleteService { id, host } => {
                 reads.remains = None;
+                let present = compute.service_of(host).await?;
+                if let Some(other) = present.filter(|present| present.id != *id) {
+                    return Err(ActError::NotNow(format!(
+                        "the service of \"{host}\" is {} by now, and not {id}",
+                        other.id
+                    )));
+                }
                 found(compute.delete_service(id).await)?;
                 self.fleet.remove_host(host);
                 self.fleet.refresh();
@@ -352,10 +364,10 @@ impl Hands {
         gone(tokio::time::timeout(DEADLINE, api.delete(&host.name, &params)).await)
     }
 
-    async fn clear_retry(&self, name: &str) -> Result<(), ActError> {
+    /// Changes annotations of a Hypervisor.
+    async fn annotate(&self, name: &str, annotations: Value) -> Result<(), ActError> {
         let api: Api<Hypervisor> = Api::all(self.client.clone());
-        let patch =
-            json!({ "metadata": { "annotations": { annotations::RETRY_ONBOARDING: null } } });
+        let patch = json!({ "metadata": { "annotations": annotations } });
         let params = PatchParams {
             field_manager: Some(FieldManager::Operator.as_str().to_owned()),
             ..PatchParams::default()
@@ -374,8 +386,40 @@ impl Hands {
         release(&api, &known.object).await
     }
 
-    /// What Nova and Placement have of a host, and who of its consumers is alive.
-    async fn read_remains(&self, host: &str, provider: Option<&str>) -> Result<Remains, ActError> {
+    /// Removes providers, if they still belong to a tree whose top has one of these names.
+    async fn delete_providers(
+        &self,
+        ids: &[String],
+        names: &BTreeSet<String>,
+    ) -> Result<(), ActError> {
+        let placement = self.openstack.placement();
+        let mut roots = BTreeSet::new();
+        for name in names {
+            roots.extend(placement.provider_named(name).await?.map(|root| root.uuid));
+        }
+        for id in ids {
+            let Some(one) = found(placement.provider(id).await)? else {
+                continue;
+            };
+            let root = one.root.as_ref().unwrap_or(&one.uuid);
+            if !roots.contains(root) {
+                return Err(ActError::NotNow(format!(
+                    "the resource provider {id} (\"{}\") is not this host's: it stays",
+                    one.name
+                )));
+            }
+            found(placement.delete_provider(id).await)?;
+        }
+        Ok(())
+    }
+
+    /// What Nova and Placement have of a host, and who of its consumers is alive. Its provider is
+    /// found by name: no id that anybody could have written somewhere is believed.
+    async fn read_remains(
+        &self,
+        host: &str,
+        names: &BTreeSet<String>,
+    ) -> Result<Remains, ActError> {
         let compute = self.openstack.compute();
         let placement = self.openstack.placement();
         let mut remains = Remains::default();
@@ -383,22 +427,19 @@ impl Hands {
             remains.servers.insert(server.id);
         }
         remains.service = compute.service_of(host).await?.map(|service| service.id);
-        let mut root = None;
-        if let Some(id) = provider {
-            root = found(placement.provider(id).await)?;
-        }
-        if root.is_none() {
+        let mut trees = Vec::new();
+        for name in names {
             // That there is none is believed from a list only: whatever stands in for Placement
             // says 404, too.
-            root = placement.provider_named(host).await?;
+            let Some(root) = placement.provider_named(name).await? else {
+                continue;
+            };
+            let mut tree = placement.providers_in_tree(&root.uuid).await?;
+            // Children first: a provider with children is not removed.
+            tree.sort_by_key(|one| one.uuid == root.uuid);
+            trees.extend(tree);
         }
-        let Some(root) = root else {
-            return Ok(remains);
-        };
-        let mut tree = placement.providers_in_tree(&root.uuid).await?;
-        // Children first: a provider with children is not removed.
-        tree.sort_by_key(|one| one.uuid == root.uuid);
-        for one in tree {
+        for one in trees {
             let used = found(placement.provider_allocations(&one.uuid).await)?;
             let consumers: BTreeSet<String> = used
                 .map(|used| used.allocations.into_keys().collect())

@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::record::Record;
+
 /// One thing to do. Each is safe to be done twice.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
@@ -84,6 +86,11 @@ pub enum Action {
     },
     /// Begin onboarding anew: the wish has been heard.
     ClearRetry,
+    /// Record how the host came into service.
+    Record {
+        /// How.
+        record: Record,
+    },
     /// See whether the Node is really gone.
     ReadNode,
     /// See which pods of agents are left on the node.
@@ -92,8 +99,8 @@ pub enum Action {
     ReadRemains {
         /// The host, as Nova calls it or called it.
         host: String,
-        /// The provider, as far as known.
-        provider: Option<String>,
+        /// What its provider in Placement may be called, exactly.
+        names: BTreeSet<String>,
     },
     /// Release what dead consumers have of the host.
     DeleteAllocations {
@@ -104,6 +111,8 @@ pub enum Action {
     DeleteProviders {
         /// Their ids, children first.
         ids: Vec<String>,
+        /// What the top of their tree has to be called, so that they are this host's.
+        names: BTreeSet<String>,
     },
     /// Remove the service.
     DeleteService {
@@ -146,6 +155,7 @@ impl Action {
             Self::CreateEviction { .. } => "create-eviction",
             Self::DeleteEviction { .. } => "delete-eviction",
             Self::ClearRetry => "clear-retry",
+            Self::Record { .. } => "record",
             Self::ReadNode => "read-node",
             Self::ReadPods => "read-pods",
             Self::ReadRemains { .. } => "read-remains",
@@ -170,7 +180,8 @@ impl Action {
             | Self::CreateTest { .. }
             | Self::DeleteTest { .. }
             | Self::MigrateTest { .. }
-            | Self::ClearRetry => "onboarding",
+            | Self::ClearRetry
+            | Self::Record { .. } => "onboarding",
             Self::ReadNode
             | Self::ReadPods
             | Self::ReadRemains { .. }

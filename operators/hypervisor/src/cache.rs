@@ -68,7 +68,8 @@ pub fn node(mut node: Node, settings: &Settings) -> Node {
 pub fn hypervisor(mut object: Hypervisor) -> Known {
     let managed = object.metadata.managed_fields.take().unwrap_or_default();
     object.metadata.annotations.iter_mut().for_each(|all| {
-        all.retain(|key, _| key == annotations::RETRY_ONBOARDING);
+        let kept = [annotations::RETRY_ONBOARDING, annotations::ONBOARDED];
+        all.retain(|key, _| kept.contains(&key.as_str()));
     });
     if let Some(status) = &mut object.status {
         status.operating_system = None;

@@ -198,6 +198,15 @@ impl Fleet {
         }))
     }
 
+    /// What the hypervisor of a nova-compute calls itself, which is the name of its provider.
+    #[must_use]
+    pub fn hostname_of(&self, host: &str) -> Option<&str> {
+        match self.hypervisors.get(host)?.as_slice() {
+            [one] => Some(&one.hostname),
+            _ => None,
+        }
+    }
+
     /// Whether a newer state says something else about the host of these names.
     #[must_use]
     pub fn differs_for(&self, newer: &Self, names: &[&str]) -> bool {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cobalt_api::eviction::Eviction;
-use cobalt_api::hypervisor::{Hypervisor, HypervisorSpec, HypervisorStatus, Maintenance};
+use cobalt_api::hypervisor::{Check, Hypervisor, HypervisorSpec, HypervisorStatus, Maintenance};
 use cobalt_api::names::labels;
 use cobalt_api::ovsnode::OvsNode;
 use jiff::Timestamp;
@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::fleet::{Fleet, Identity};
 use crate::objects::AgentPod;
+use crate::record::Record;
 
 /// A host, as far as it is known.
 #[derive(Debug, Clone)]
@@ -38,6 +39,9 @@ pub struct Host {
     pub testbed: Result<Arc<TestProject>, String>,
     /// Other hosts that take workload in the same zone, as Nova calls them.
     pub peers: Vec<String>,
+    /// The checks of onboarding as this process wrote them last, while they run. What the status says
+    /// of them proves nothing: an agent could have written it.
+    pub checks: Option<Vec<Check>>,
     /// What was read about this host alone.
     pub reads: Reads,
     /// Actions that failed and will be tried again.
@@ -228,6 +232,19 @@ impl Host {
             .as_ref()
             .map(|known| known.object.spec.clone())
             .unwrap_or_default()
+    }
+
+    /// How the host came into service, as the operator recorded it.
+    #[must_use]
+    pub fn record(&self) -> Option<Record> {
+        let known = self.hypervisor.as_ref()?;
+        Record::of(&known.object)
+    }
+
+    /// Whether the operator recorded that the host may be enabled.
+    #[must_use]
+    pub fn has_proof(&self) -> bool {
+        self.record().is_some_and(Record::allows_service)
     }
 
     /// Whether the Hypervisor is being deleted.

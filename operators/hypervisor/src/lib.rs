@@ -20,6 +20,7 @@ pub mod objects;
 pub mod operator;
 pub mod pass;
 pub mod reconcile;
+pub mod record;
 pub mod release;
 pub mod sync;
 pub mod testbed;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use cobalt_api::conditions::{self, HypervisorCondition as Type, Reason, Status};
 use cobalt_api::eviction::Eviction;
-use cobalt_api::hypervisor::{Hypervisor, HypervisorStatus};
+use cobalt_api::hypervisor::{Check, Hypervisor, HypervisorStatus};
 use cobalt_api::names::FieldManager;
 use cobalt_api::ovsnode::OvsNode;
 use cobalt_runtime::{
@@ -80,6 +80,8 @@ pub struct Memory {
     failures: BTreeMap<&'static str, Failure>,
     /// How often an action failed in a row, for its next wait.
     failed: BTreeMap<&'static str, u32>,
+    /// The checks of onboarding as they were written last, while they run.
+    checks: Option<Vec<Check>>,
     /// The last write: the version it was based on, and what came of it. When all hosts are written,
     /// the watch may lag behind by hundreds.
     written: Option<(String, Arc<Kept<Known>>)>,
@@ -90,6 +92,7 @@ impl Memory {
         self.reads == Reads::default()
             && self.failures.is_empty()
             && self.failed.is_empty()
+            && self.checks.is_none()
             && self.written.is_none()
     }
 }
@@ -148,7 +151,12 @@ impl Reconciler {
         let outcome = match self.sync(&host).await {
             Ok(true) => return Outcome::Ok,
             Ok(false) => Outcome::Ok,
-            Err(error) => {
+            Err(Refused::Conflict) => {
+                self.queue.add_after(Arc::clone(name), AFTER_CONFLICT);
+                return Outcome::Conflict;
+            }
+            Err(Refused::Gone) => return Outcome::Ok,
+            Err(Refused::Failed(error)) => {
                 tracing::warn!(
                     host = host.name,
                     error,
@@ -193,6 +201,8 @@ impl Reconciler {
                 return Outcome::Error;
             }
         }
+        let testing = conditions::reason(&pass.status.conditions, Type::Onboarding);
+        memory.checks = (testing == Some(Reason::Testing)).then(|| pass.status.checks.clone());
         for name in &pass.forgiven {
             memory.failures.remove(name);
             memory.failed.remove(name);
@@ -276,6 +286,7 @@ impl Reconciler {
                 })
             }),
             peers: Vec::new(),
+            checks: memory.checks.clone(),
             reads: memory.reads.clone(),
             failures: memory.failures.clone(),
             settings: Arc::clone(&self.settings),
@@ -318,7 +329,7 @@ impl Reconciler {
     }
 
     /// Makes the Hypervisor follow its Node. `Ok(true)`: it was written, and the watch will tell.
-    async fn sync(&self, host: &Host) -> Result<bool, String> {
+    async fn sync(&self, host: &Host) -> Result<bool, Refused> {
         let Some(node) = &host.node else {
             return Ok(false);
         };
@@ -342,9 +353,7 @@ impl Reconciler {
         let api: Api<Hypervisor> = Api::all(self.client.clone());
         let manager = FieldManager::Hypervisor.as_str();
         let content = sync::content(&derived, known);
-        let after = apply(&api, &host.name, manager, &content, DEADLINE)
-            .await
-            .map_err(|error| chain(&error))?;
+        let after = apply(&api, &host.name, manager, &content, DEADLINE).await?;
         let surplus = sync::surplus_labels(&derived, &after, &self.settings);
         if !surplus.is_empty() {
             // Labels that an earlier operator has given are not ours to drop by applying.
@@ -357,13 +366,14 @@ impl Reconciler {
             };
             let patch = Patch::Merge(&patch);
             let patched = api.patch(&host.name, &params, &patch);
-            cobalt_runtime::within(DEADLINE, patched).await?;
+            let patched = cobalt_runtime::within(DEADLINE, patched).await;
+            patched.map_err(Refused::Failed)?;
         }
         // The finalizer of an operator before us, or of ours that is not wanted any more.
         if !derived.is_managed() {
             crate::act::release(&api, &after)
                 .await
-                .map_err(|error| error.text())?;
+                .map_err(|error| Refused::Failed(error.text()))?;
         }
         Ok(true)
     }

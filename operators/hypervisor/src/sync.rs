@@ -11,6 +11,7 @@ use serde_json::{Map, Value, json};
 
 use crate::controllers::node::terminating;
 use crate::host::{Known, Settings};
+use crate::record::Record;
 
 /// What the Node says.
 #[derive(Debug, Clone, PartialEq)]
@@ -24,6 +25,8 @@ pub struct Derived {
     /// The host is to leave.
     termination: bool,
     owner: (String, String),
+    /// How the host came into service; what is recorded stays.
+    record: String,
 }
 
 /// Reads the Node, in the light of what is there.
@@ -68,7 +71,14 @@ pub fn derive(node: &Node, known: Option<&Known>, settings: &Settings) -> Derive
             .map(with_zone),
         termination: lifecycle.is_some() && terminating(node).is_some(),
         owner: (node.name_any(), node.uid().unwrap_or_default()),
+        record: record(known),
     }
+}
+
+fn record(known: Option<&Known>) -> String {
+    let object = known.map(|known| &known.object);
+    let present = object.and_then(|object| object.annotations().get(annotations::ONBOARDED));
+    present.map_or_else(|| Record::first(object).as_str().to_owned(), Clone::clone)
 }
 
 impl Derived {
@@ -117,6 +127,8 @@ pub fn differences(derived: &Derived, known: &Known, settings: &Settings) -> Vec
             .any(|owner| owner.uid == derived.owner.1),
     );
     differ("finalizer", derived.lifecycle != is_held(object));
+    let recorded = object.annotations().get(annotations::ONBOARDED);
+    differ("record", recorded != Some(&derived.record));
     let spec = &object.spec;
     if spec.maintenance() != Maintenance::Termination {
         differ(
@@ -186,6 +198,14 @@ pub fn content(derived: &Derived, known: Option<&Known>) -> Value {
     let (node, uid) = &derived.owner;
     metadata.insert("name".to_owned(), json!(node));
     metadata.insert("labels".to_owned(), json!(derived.labels));
+    metadata.insert(
+        "annotations".to_owned(),
+        json!({ annotations::ONBOARDED: derived.record }),
+    );
+    if let Some(version) = known.and_then(|known| known.object.resource_version()) {
+        // An older record must not replace a newer one.
+        metadata.insert("resourceVersion".to_owned(), json!(version));
+    }
     metadata.insert(
         "ownerReferences".to_owned(),
         json!([{

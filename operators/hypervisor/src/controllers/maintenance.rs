@@ -93,14 +93,12 @@ fn in_service(pass: &mut Pass) {
         }
         return;
     }
-    let by_us =
-        pass.state(Type::HypervisorDisabled) == Some((Status::True, Some(Reason::Succeeded)));
     let reason = identity
         .service
         .disabled_reason
         .as_deref()
         .unwrap_or_default();
-    if by_us || reason.starts_with(PREFIX) || reason == onboarding::DISABLED_REASON {
+    if is_own(reason) {
         let enable = Action::EnableService {
             id: identity.service.id.clone(),
         };
@@ -114,6 +112,12 @@ fn in_service(pass: &mut Pass) {
         format!("disabled in Nova by somebody else: {}", or_none(reason))
     };
     pass.say(Type::HypervisorDisabled, Status::True, Reason::Failed, text);
+}
+
+/// Whether the operator disabled a service, by the reason that Nova has. Its own condition does not
+/// count: an agent could write it, and undo what a person has decided.
+pub fn is_own(reason: &str) -> bool {
+    reason.starts_with(PREFIX) || reason == onboarding::DISABLED_REASON
 }
 
 /// Whether the condition has to be taken back.

@@ -10,13 +10,15 @@
 //! Each step looks at what is there, so it may be repeated after a crash at any point. The end is
 //! said only when a fresh look finds no service, no provider and no allocation.
 
+use std::collections::BTreeSet;
+
 use cobalt_api::conditions::{HypervisorCondition as Type, Reason, Status};
 use cobalt_api::names::finalizers;
 use jiff::SignedDuration;
 use kube::ResourceExt;
 
 use crate::action::Action;
-use crate::fleet::NovaAggregate;
+use crate::fleet::{Identity, NovaAggregate};
 use crate::host::{Host, Remains};
 use crate::objects;
 use crate::pass::Pass;
@@ -113,7 +115,7 @@ fn next(pass: &mut Pass) -> Result<(), String> {
             "the scheduler is kept away from the host",
         ));
     }
-    let remains = look(pass, identity.as_ref().map(|found| found.host.as_str()))?;
+    let remains = look(pass, identity.as_ref())?;
     if !remains.is_empty() {
         pass.wake_in(FRESH);
         return Err(left_over(remains));
@@ -149,8 +151,9 @@ fn next(pass: &mut Pass) -> Result<(), String> {
     }
     if !remains.providers.is_empty() {
         let ids = remains.providers.iter().map(|(id, _)| id.clone()).collect();
+        let names = provider_names(host, identity.as_ref());
         return Err(pass.act_saying(
-            Action::DeleteProviders { ids },
+            Action::DeleteProviders { ids, names },
             "a resource provider that Nova has left behind is being removed",
         ));
     }
@@ -188,7 +191,7 @@ fn aggregates_left(host: &Host) -> Vec<&str> {
 }
 
 /// What is left of the host, as it was a moment ago.
-fn look<'a>(pass: &mut Pass<'a>, host: Option<&str>) -> Result<&'a Remains, String> {
+fn look<'a>(pass: &mut Pass<'a>, identity: Option<&Identity>) -> Result<&'a Remains, String> {
     let oldest = pass.now - SignedDuration::from_secs(FRESH);
     let read = pass
         .host
@@ -203,13 +206,25 @@ fn look<'a>(pass: &mut Pass<'a>, host: Option<&str>) -> Result<&'a Remains, Stri
     match read.filter(|_| !due) {
         Some(read) => Ok(&read.value),
         None => {
+            let host = identity.map_or(&pass.host.name, |found| &found.host);
             let read = Action::ReadRemains {
-                host: host.unwrap_or(&pass.host.name).to_owned(),
-                provider: pass.status.hypervisor_id.clone(),
+                host: host.clone(),
+                names: provider_names(pass.host, identity),
             };
             let text = "Nova and Placement are asked what is left";
             Err(pass.look_saying(read, "Offboarding", text))
         }
+    }
+}
+
+/// What the host's provider may be called: what Nova says its hypervisor calls itself; when Nova does
+/// not list it any more, the names of the host.
+fn provider_names(host: &Host, identity: Option<&Identity>) -> BTreeSet<String> {
+    let fleet = host.fleet.as_ref().ok();
+    let hostname = identity.and_then(|found| fleet?.hostname_of(&found.host));
+    match hostname {
+        Some(hostname) => BTreeSet::from([hostname.to_owned()]),
+        None => host.names().into_iter().map(ToOwned::to_owned).collect(),
     }
 }
 

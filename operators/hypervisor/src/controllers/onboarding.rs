@@ -5,6 +5,9 @@
 //!                  \__________\__________\______-> Aborted -> (nothing)   by lifecycle or retry
 //! ```
 //!
+//! What was reached is recorded in an annotation before the host is enabled: no host comes into
+//! service because its status says so ([`crate::record`]).
+//!
 //! The Nova service is disabled from the first sight of the host to the end of Handover. Nova gives
 //! a disabled host no server at all, so while the test server runs the service is enabled, and only
 //! after Nova has confirmed that the host is in an aggregate which is reserved for the test project
@@ -19,6 +22,7 @@ use super::checks;
 use crate::action::Action;
 use crate::fleet::Identity;
 use crate::pass::Pass;
+use crate::record::Record;
 
 /// Why the service of a new host is disabled, for people who look at Nova.
 pub const DISABLED_REASON: &str = "CobaltCore: the host is being onboarded";
@@ -47,8 +51,26 @@ pub fn decide(pass: &mut Pass) {
     if host.leaves() || host.is_deleted() {
         return abort(pass, "the host leaves");
     }
+    if host.record() == Some(Record::Pending) && claims_service(pass) {
+        // Not what this operator wrote: its record would say so.
+        pass.status.checks.clear();
+        pass.unsay(Type::Onboarding);
+    }
+    let state = pass.state(Type::Onboarding);
     match state {
         None => begin(pass),
+        Some((Status::True, Some(Reason::Initial | Reason::Onboarding | Reason::Testing)))
+            if host.has_proof() =>
+        {
+            // The process that recorded it has ended before it could say so.
+            pass.say(
+                Type::Onboarding,
+                Status::True,
+                Reason::Handover,
+                "waiting for traits and aggregates",
+            );
+            handover(pass);
+        }
         Some((Status::True, Some(Reason::Initial | Reason::Onboarding))) => initial(pass),
         Some((Status::True, Some(Reason::Testing))) => testing(pass),
         Some((Status::True, Some(Reason::Handover))) => handover(pass),
@@ -63,7 +85,10 @@ pub fn decide(pass: &mut Pass) {
                 .checks
                 .iter()
                 .any(|check| check.result == CheckResult::Failed);
-            if retry || !failed {
+            if host.has_proof() {
+                // It was given up after its tests: the next ones count.
+                record(pass, Record::Pending);
+            } else if retry || !failed {
                 // Either somebody asked for it, or what had stopped it is over.
                 pass.status.checks.clear();
                 pass.unsay(Type::Onboarding);
@@ -73,6 +98,21 @@ pub fn decide(pass: &mut Pass) {
         // An earlier operator did not get its test server removed, or wrote a word of its own.
         Some(_) => abort(pass, "it was given up"),
     }
+}
+
+/// Whether the status says that the host has passed its tests.
+fn claims_service(pass: &Pass) -> bool {
+    matches!(
+        pass.state(Type::Onboarding),
+        Some((Status::True, Some(Reason::Handover)) | (Status::False, Some(Reason::Succeeded)))
+    )
+}
+
+/// Records how the host came into service, and waits for that.
+fn record(pass: &mut Pass, record: Record) {
+    let text = format!("it is being recorded that the host is {}", record.as_str());
+    let text = pass.act_saying(Action::Record { record }, &text);
+    pass.wait("Record", text, None);
 }
 
 /// Who the host is in Nova. `None` says what is waited for.
@@ -126,10 +166,10 @@ fn begin(pass: &mut Pass) {
     let oldest = pass.now - jiff::SignedDuration::from_secs(FRESH);
     let host = pass.host;
     let Some(remains) = host.reads.remains.as_ref().filter(|read| read.at >= oldest) else {
-        let provider = identity.hypervisor_id.clone();
+        let names = identity.host.clone();
         let failure = pass.act(Action::ReadRemains {
             host: identity.host,
-            provider,
+            names: [names].into(),
         });
         let text = failure
             .map_or("what runs on the host", |failure| &failure.text)
@@ -151,8 +191,11 @@ fn begin(pass: &mut Pass) {
     let on_its_way = joined(&host.settings.test_aggregate);
     let in_service =
         identity.is_enabled() && !on_its_way && !wanted.is_empty() && wanted.iter().all(joined);
-    if servers > 0 || in_service {
+    if servers > 0 || in_service || host.has_proof() {
         // A host at work is not pulled out of its aggregates to be tested: its object was lost.
+        if !host.has_proof() {
+            return record(pass, Record::Adopted);
+        }
         let text = format!("adopted: the host is at work with {servers} instances");
         return pass.say(Type::Onboarding, Status::False, Reason::Succeeded, text);
     }
@@ -187,12 +230,7 @@ fn initial(pass: &mut Pass) {
                 None,
             );
         }
-        return pass.say(
-            Type::Onboarding,
-            Status::True,
-            Reason::Handover,
-            "waiting for traits and aggregates; the tests were left out",
-        );
+        return record(pass, Record::Untested);
     }
     if let Err((reason, why)) = checks::isolated(pass.host, &identity) {
         return pass.wait(reason, why, None);
@@ -229,13 +267,8 @@ fn testing(pass: &mut Pass) {
             if identity.is_enabled() {
                 return keep_away(pass, &identity);
             }
-            pass.say(
-                Type::Onboarding,
-                Status::True,
-                Reason::Handover,
-                "the tests have passed; waiting for traits and aggregates",
-            );
-            handover(pass);
+            // The next pass goes on to the handover.
+            record(pass, Record::Tested);
         }
         checks::Progress::Failed(why) => {
             if identity.is_enabled() {
@@ -252,6 +285,9 @@ fn handover(pass: &mut Pass) {
     let Some(identity) = identity(pass) else {
         return;
     };
+    if !pass.host.has_proof() {
+        return record(pass, Record::TakenOver);
+    }
     if let Some(missing) = super::traits::missing(pass.host, &pass.status) {
         return pass.wait("Traits", missing, None);
     }

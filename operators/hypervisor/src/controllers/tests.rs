@@ -8,7 +8,9 @@ use cobalt_api::conditions::{
     self, EvictionCondition, HypervisorCondition as Type, Reason, Status, Wanted,
 };
 use cobalt_api::eviction::{Eviction, EvictionSpec, EvictionStatus};
-use cobalt_api::hypervisor::{CheckResult, Hypervisor, HypervisorSpec, Maintenance, Phase};
+use cobalt_api::hypervisor::{
+    Check, CheckResult, Hypervisor, HypervisorSpec, HypervisorStatus, Maintenance, Phase,
+};
 use cobalt_api::names::{annotations, finalizers, labels, taints};
 use cobalt_openstack::compute::{Aggregate, ComputeService, ServiceStatus};
 use jiff::{SignedDuration, Timestamp};
@@ -48,6 +50,8 @@ struct Model {
     leaves_provider: bool,
     pods: bool,
     peers: Vec<String>,
+    /// The checks as the process remembers them.
+    checks: Option<Vec<Check>>,
     reads: Reads,
     failures: BTreeMap<&'static str, Failure>,
     settings: Settings,
@@ -93,6 +97,9 @@ impl Model {
         object
             .labels_mut()
             .insert(labels::ZONE.to_owned(), "zone-a".to_owned());
+        object
+            .annotations_mut()
+            .insert(annotations::ONBOARDED.to_owned(), "pending".to_owned());
         let mut node = Node::default();
         node.metadata.name = Some(HOST.to_owned());
         node.labels_mut()
@@ -131,6 +138,7 @@ impl Model {
             leaves_provider: false,
             pods: false,
             peers: vec![PEER.to_owned()],
+            checks: None,
             reads: Reads::default(),
             failures: BTreeMap::new(),
             settings: Settings::default(),
@@ -172,6 +180,7 @@ impl Model {
                 id: PROJECT.to_owned(),
             })),
             peers: self.peers.clone(),
+            checks: self.checks.clone(),
             reads: self.reads.clone(),
             failures: self.failures.clone(),
             settings: Arc::new(self.settings.clone()),
@@ -190,6 +199,8 @@ impl Model {
         }
         let before = own(&self.hypervisor.status());
         let changed = before != own(&wanted);
+        let testing = conditions::reason(&wanted.conditions, Type::Onboarding);
+        self.checks = (testing == Some(Reason::Testing)).then(|| wanted.checks.clone());
         self.hypervisor.object.status = Some(wanted);
         // The node follows, as the objects of a node do.
         if self.leaves()
@@ -352,6 +363,12 @@ impl Model {
                     .annotations_mut()
                     .remove(annotations::RETRY_ONBOARDING);
             }
+            Action::Record { record } => {
+                self.hypervisor.object.annotations_mut().insert(
+                    annotations::ONBOARDED.to_owned(),
+                    record.as_str().to_owned(),
+                );
+            }
             Action::ReadNode => {
                 let value = self.node.is_some();
                 self.reads.node = Some(Read { at: now, value });
@@ -369,7 +386,9 @@ impl Model {
                 }
                 self.reads.remains = None;
             }
-            Action::DeleteProviders { .. } => {
+            Action::DeleteProviders { ids, names } => {
+                assert_eq!(ids, &[PROVIDER], "another host's");
+                assert!(names.contains(HOST), "{names:?}");
                 assert!(self.allocations.is_empty() && self.servers.is_empty());
                 self.provider = false;
                 self.reads.remains = None;
@@ -432,6 +451,12 @@ impl Model {
                 "enabled before its traits are right"
             );
         }
+        let tested = self.hypervisor.object.annotations()[annotations::ONBOARDED] != "pending";
+        let was_disabled = self.did("disable-service");
+        assert!(
+            !enabled || in_test || tested || !was_disabled,
+            "enabled for tenants without a record of its tests"
+        );
         assert!(self.is_in("by-hand") == self.by_hand(), "it is not ours");
     }
 
@@ -617,8 +642,9 @@ fn w13_w14_w19_a_failed_test_is_a_state_with_a_way_back() {
         .insert(annotations::RETRY_ONBOARDING.to_owned(), "now".to_owned());
     model.settle();
     assert_eq!(model.phase(), Some(Phase::Active));
+    let left = model.hypervisor.object.annotations();
     assert!(
-        model.hypervisor.object.annotations().is_empty(),
+        !left.contains_key(annotations::RETRY_ONBOARDING),
         "the wish was heard once"
     );
 }
@@ -969,6 +995,9 @@ fn a_hypervisor_deleted_during_its_tests_leaves_no_test_server() {
     object.metadata.deletion_timestamp = None;
     object.metadata.finalizers = Some(vec![finalizers::REGISTERED_HOST.to_owned()]);
     object.status = None;
+    object
+        .annotations_mut()
+        .insert(annotations::ONBOARDED.to_owned(), "pending".to_owned());
     model.agent_says(Type::LibVirtConnection, Status::True, Reason::Connected);
     model.settle();
     assert_eq!(model.phase(), Some(Phase::Active));
@@ -1061,6 +1090,125 @@ fn skipped_tests_never_open_the_host_early() {
     assert!(onboarding::DISABLED_REASON.len() < 255);
 }
 
+impl Model {
+    /// What an agent with its node's token can do: write the status as it likes.
+    fn forge(&mut self, change: impl FnOnce(&mut HypervisorStatus)) {
+        change(self.hypervisor.object.status.get_or_insert_default());
+    }
+
+    fn forge_success(&mut self) {
+        self.agent_says(Type::Onboarding, Status::False, Reason::Succeeded);
+        self.agent_says(Type::HypervisorDisabled, Status::True, Reason::Succeeded);
+        self.forge(|status| {
+            for name in super::checks::ALL {
+                status.checks.retain(|check| check.name != name);
+                status.checks.push(Check {
+                    name: name.to_owned(),
+                    result: CheckResult::Passed,
+                    message: None,
+                    since: None,
+                    attempt: None,
+                });
+            }
+        });
+    }
+}
+
+#[test]
+fn a_status_that_claims_success_enables_no_untested_host() {
+    for turns in 2..14 {
+        let mut model = Model::new();
+        for _ in 0..turns {
+            model.turn(false);
+            model.now += SignedDuration::from_secs(1);
+        }
+        let was_tested = model.hypervisor.object.annotations()[annotations::ONBOARDED] == "tested";
+        model.done.clear();
+        model.act(&Action::DisableService {
+            id: "service-1".to_owned(),
+            reason: onboarding::DISABLED_REASON.to_owned(),
+        });
+        model.done.push(Action::DisableService {
+            id: "service-1".to_owned(),
+            reason: onboarding::DISABLED_REASON.to_owned(),
+        });
+        model.forge_success();
+        // `holds` looks at every turn whether it is enabled for tenants.
+        model.settle();
+        assert_eq!(model.phase(), Some(Phase::Active));
+        assert!(was_tested || model.did("record"), "after {turns} turns");
+        assert_eq!(
+            model.hypervisor.object.annotations()[annotations::ONBOARDED],
+            "tested"
+        );
+    }
+}
+
+#[test]
+fn forged_checks_and_a_forged_handover_pass_no_test() {
+    for (reason, restart) in [
+        (Reason::Testing, false),
+        (Reason::Testing, true),
+        (Reason::Handover, false),
+        (Reason::Handover, true),
+    ] {
+        let mut model = Model::new();
+        while model.state(Type::Onboarding) != Some((Status::True, Some(Reason::Testing))) {
+            model.turn(false);
+            model.now += SignedDuration::from_secs(1);
+        }
+        assert!(!model.did("create-test"));
+        model.forge_success();
+        model.agent_says(Type::Onboarding, Status::True, reason);
+        if restart {
+            model.checks = None;
+        }
+        model.settle();
+        assert!(model.did("create-test"), "{reason:?} {restart}");
+        assert_eq!(model.phase(), Some(Phase::Active));
+    }
+}
+
+#[test]
+fn a_forged_condition_does_not_undo_what_somebody_disabled() {
+    let mut model = Model::onboarded();
+    let service = model.fleet.services.get_mut(HOST).unwrap();
+    service.status = ServiceStatus::Disabled;
+    service.disabled_reason = Some("bad disk".to_owned());
+    model.agent_says(Type::HypervisorDisabled, Status::True, Reason::Succeeded);
+    model.settle();
+    assert!(!model.did("enable-service"));
+}
+
+#[test]
+fn a_forged_hypervisor_id_reaches_no_other_provider() {
+    const OTHER: &str = "22222222-0000-4000-8000-000000000002";
+    let mut model = Model::onboarded();
+    // Nova does not list its hypervisor for a while: the status is all that names a provider.
+    let hypervisors = std::mem::take(&mut model.fleet.hypervisors);
+    model.fleet.traits.get_mut("CUSTOM_FAST").unwrap().clear();
+    model.forge(|status| status.hypervisor_id = Some(OTHER.to_owned()));
+    for _ in 0..5 {
+        model.turn(false);
+        model.now += SignedDuration::from_secs(3);
+    }
+    assert!(!model.did("set-traits"));
+    model.fleet.hypervisors = hypervisors;
+    // It leaves, and Nova leaves its provider behind.
+    model.leaves_provider = true;
+    model.maintain(Maintenance::Termination);
+    model.settle();
+    model.forge(|status| status.hypervisor_id = Some(OTHER.to_owned()));
+    model.eviction_ends(Reason::Succeeded);
+    // The model's Placement refuses to remove another's provider.
+    model.settle();
+    assert_eq!(model.phase(), Some(Phase::Decommissioned));
+    assert!(!model.provider);
+    for action in &model.done {
+        assert!(!format!("{action:?}").contains(OTHER), "{action:?}");
+    }
+}
+
 /// What happens to a host beside its own life.
 #[derive(Debug, Clone, Copy)]
 enum Blow {
@@ -1097,6 +1245,7 @@ fn strike(model: &mut Model, blow: Blow) {
         Blow::ActionsFail => fails = true,
         Blow::ProcessDies => {
             model.reads = Reads::default();
+            model.checks = None;
             model.failures.clear();
         }
         Blow::LifecycleOff => model.hypervisor.object.spec.lifecycle_enabled = Some(false),

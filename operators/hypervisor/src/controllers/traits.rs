@@ -31,10 +31,15 @@ struct Difference {
     remove: BTreeSet<String>,
 }
 
-/// `Ok(None)`: Placement was not asked yet.
+/// The provider as Nova names it; an id in the status could be that of another host.
+fn provider(host: &Host) -> Result<Option<String>, String> {
+    Ok(host.identity()?.and_then(|found| found.hypervisor_id))
+}
+
+/// `Ok(None)`: Placement was not asked yet, or Nova does not name the provider.
 fn difference(host: &Host, status: &HypervisorStatus) -> Result<Option<Difference>, String> {
     let fleet = host.fleet.as_ref().map_err(Clone::clone)?;
-    let Some(provider) = &status.hypervisor_id else {
+    let Some(provider) = &provider(host)? else {
         return Ok(None);
     };
     let spec = host.spec();
@@ -111,7 +116,7 @@ pub fn decide(pass: &mut Pass) {
         }
         Err(_) => return,
     };
-    let Some(provider) = pass.status.hypervisor_id.clone() else {
+    let Ok(Some(provider)) = provider(host) else {
         return;
     };
     if difference == Difference::default() {

@@ -99,12 +99,22 @@ async fn a_node_becomes_active_works_and_leaves_nothing_behind() {
     })
     .await;
     assert!(site.cloud.service(&second).await.is_some());
+    // Its agent claims to be the other host: Nova and Placement are asked by name all the same.
+    let other = site.hypervisors().get(&first).await.unwrap();
+    let other = other.status.unwrap().hypervisor_id.unwrap();
+    let forged = json!({ "status": { "hypervisorId": other } });
+    site.hypervisors()
+        .patch_status(&second, &PatchParams::default(), &Patch::Merge(&forged))
+        .await
+        .unwrap();
     site.cloud.delete(&vm).await;
     site.cloud.stop_host(&second).await;
     site.phase(&second, Phase::Decommissioned).await;
     assert!(site.cloud.has_nothing_of(&second).await);
     let left = site.cloud.aggregates(&first).await;
     assert_eq!(left, [ZONE], "the other host is untouched");
+    let provider = nova.placement().provider_named(&first).await.unwrap();
+    assert_eq!(provider.unwrap().uuid, other, "and so is its provider");
     drop(operator);
 }
 
