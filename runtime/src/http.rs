@@ -9,6 +9,7 @@ use axum::routing::get;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
+use crate::server::{Limits, Socket, serve_on};
 use crate::{Backoff, Health, chain};
 
 /// Serves `/healthz` (no loop stands still), `/readyz` (nothing is missing; the body says what is)
@@ -22,11 +23,8 @@ pub async fn serve(address: SocketAddr, health: Health, routes: Router, cancel: 
     while !cancel.is_cancelled() {
         match TcpListener::bind(address).await {
             Ok(listener) => {
-                let stop = cancel.clone().cancelled_owned();
-                let served = axum::serve(listener, router.clone()).with_graceful_shutdown(stop);
-                if let Err(error) = served.await {
-                    tracing::warn!(%address, error = chain(&error), "the HTTP server has ended");
-                }
+                let greet = |socket| std::future::ready(Ok::<Socket, std::io::Error>(socket));
+                return serve_on(listener, router, Limits::default(), greet, cancel).await;
             }
             Err(error) => tracing::warn!(%address, error = chain(&error), "failed to listen"),
         }

@@ -19,6 +19,7 @@ mod pace;
 mod queue;
 mod recorder;
 mod reflect;
+mod server;
 mod tasks;
 mod watch;
 
@@ -34,5 +35,6 @@ pub use pace::Pace;
 pub use queue::{Key, Queue, Work, work};
 pub use recorder::{Note, Recorder, Severity};
 pub use reflect::{Change, ObjectKey, Presence, Reflection, Store, reflect};
+pub use server::{Limits, Socket, serve_on};
 pub use tasks::{Tasks, shutdown_signal};
 pub use watch::{Observed, watch_object};

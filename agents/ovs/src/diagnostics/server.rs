@@ -16,16 +16,12 @@ use axum::http::header::CONTENT_TYPE;
 use axum::http::request::Parts;
 use axum::http::{HeaderValue, Response, StatusCode};
 use cobalt_api::ovsnode::Diagnostics;
-use cobalt_runtime::{Backoff, Health, chain};
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::service::TowerToHyperService;
+use cobalt_runtime::{Backoff, Health, Limits, chain, serve_on};
 use rcgen::{CertificateParams, KeyPair};
 use rustls::ServerConfig;
 use rustls::pki_types::PrivateKeyDer;
 use sha2::{Digest, Sha256};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::task::JoinSet;
+use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
@@ -36,15 +32,12 @@ use super::questions::Questions;
 use super::{Refusal, answer, pcap};
 use crate::metrics::Metrics;
 
-/// How many connections there may be; more wait to be taken.
-const CONNECTIONS: usize = 32;
-/// How long a stranger may take to say hello, and then to say what they want.
-const HANDSHAKE: Duration = Duration::from_secs(10);
-const REQUEST: Duration = Duration::from_secs(10);
-/// How long a request may be, without its body, which nobody needs.
-const MAX_REQUEST: usize = 64 * 1024;
-/// How long calls may take to end when the agent does.
-const GOODBYE: Duration = Duration::from_secs(5);
+const LIMITS: Limits = Limits {
+    connections: 32,
+    head: Duration::from_secs(10),
+    // Somebody may look at a page of a capture before reading on.
+    stall: Duration::from_secs(60),
+};
 
 /// A certificate of our own.
 #[derive(Clone)]
@@ -131,34 +124,11 @@ pub async fn serve(
     };
     let router = Router::new().fallback(handle).with_state(services);
     let acceptor = TlsAcceptor::from(Arc::clone(&identity.config));
-    let places = Arc::new(Semaphore::new(CONNECTIONS));
-    let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(5));
-    let mut connections = JoinSet::new();
-    let accepting = async {
-        loop {
-            // It is never closed.
-            let Ok(place) = Arc::clone(&places).acquire_owned().await else {
-                return;
-            };
-            while connections.try_join_next().is_some() {}
-            match listener.accept().await {
-                Ok((stream, _)) => {
-                    backoff.reset();
-                    let (acceptor, router) = (acceptor.clone(), router.clone());
-                    let served = connection(stream, acceptor, router, cancel.clone(), place);
-                    connections.spawn(served);
-                }
-                Err(error) => {
-                    tracing::debug!(%address, error = chain(&error), "failed to take a connection");
-                    tokio::time::sleep(backoff.next_wait()).await;
-                }
-            }
-        }
+    let greet = |socket| {
+        let acceptor = acceptor.clone();
+        async move { acceptor.accept(socket).await }
     };
-    cancel.run_until_cancelled(accepting).await;
-    let drain = async { while connections.join_next().await.is_some() {} };
-    // Who still reads then is left alone.
-    drop(tokio::time::timeout(GOODBYE, drain).await);
+    serve_on(listener, router, LIMITS, greet, cancel).await;
 }
 
 async fn listen(
@@ -184,41 +154,6 @@ async fn listen(
             () = tokio::time::sleep(backoff.next_wait()) => {}
             () = cancel.cancelled() => return None,
         }
-    }
-}
-
-async fn connection(
-    stream: TcpStream,
-    acceptor: TlsAcceptor,
-    router: Router,
-    cancel: CancellationToken,
-    _place: OwnedSemaphorePermit,
-) {
-    // Packets are to be seen when they come; without it they are only later.
-    drop(stream.set_nodelay(true));
-    let stream = match tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await {
-        Ok(Ok(stream)) => stream,
-        Ok(Err(error)) => {
-            tracing::debug!(error = chain(&error), "a handshake failed");
-            return;
-        }
-        Err(_) => return,
-    };
-    let served = hyper::server::conn::http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(REQUEST)
-        .max_buf_size(MAX_REQUEST)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
-    let mut served = std::pin::pin!(served);
-    let ended = tokio::select! {
-        ended = served.as_mut() => ended,
-        () = cancel.cancelled() => {
-            served.as_mut().graceful_shutdown();
-            served.await
-        }
-    };
-    if let Err(error) = ended {
-        tracing::debug!(error = chain(&error), "a connection ended");
     }
 }
 
