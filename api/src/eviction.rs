@@ -8,7 +8,11 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::conditions::{self, EvictionCondition};
 use crate::{schema, strings::string_enum, wait::Wait};
+
+/// The `reason` of an Eviction that a node agent makes because its host is about to shut down.
+pub const SHUTDOWN_REASON: &str = "the host is about to shut down";
 
 string_enum! {
     /// How instances leave a host.
@@ -202,6 +206,25 @@ pub struct EvictionSpec {
     /// Stop: abort what is in flight and leave the other instances where they are.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cancel: Option<bool>,
+}
+
+impl Eviction {
+    /// Whether a node agent asks for its whole host to be emptied before a shutdown. The operator
+    /// takes the host out of service for it, and puts it back when the agent cancels it.
+    #[must_use]
+    pub fn is_for_shutdown(&self) -> bool {
+        let spec = &self.spec;
+        spec.reason == SHUTDOWN_REASON && spec.instances.is_empty() && !spec.dry_run()
+    }
+
+    /// Whether it is over. An operator of before says so in the condition only.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.status.as_ref().is_some_and(|status| {
+            status.outcome.is_some()
+                || conditions::is_false(&status.conditions, EvictionCondition::Evicting)
+        })
+    }
 }
 
 impl EvictionSpec {

@@ -194,6 +194,16 @@ impl<T> Store<T> {
             .collect()
     }
 
+    /// Objects of a kind without namespaces whose names begin so, in the order of their names.
+    #[must_use]
+    pub fn with_prefix(&self, prefix: &str) -> Vec<Arc<T>> {
+        let contents = self.read();
+        let from = contents.objects.range(ObjectKey::cluster(prefix)..);
+        from.take_while(|(key, _)| key.name().starts_with(prefix))
+            .map(|(_, object)| Arc::clone(object))
+            .collect()
+    }
+
     /// How many objects there are.
     #[must_use]
     pub fn len(&self) -> usize {

@@ -16,6 +16,7 @@ use crate::ceph::{self, CephConfig, CephMetrics};
 use crate::config::Config;
 use crate::context::{Conditions, Context};
 use crate::ha::{self, HaConfig, HaMetrics};
+use crate::host::logind::DelayConfig;
 use crate::host::{self, HostConfig, HostMetrics};
 use crate::lease::{self, Holder, LeaseConfig};
 use crate::metrics::Metrics;
@@ -238,6 +239,10 @@ fn ha_config(config: &Config) -> HaConfig {
 fn host_config(config: &Config) -> HostConfig {
     HostConfig {
         update_retry: config.update_retry_interval,
+        shutdown_delay: config.shutdown_delay.map(|delay| DelayConfig {
+            folder: config.logind_folder.clone(),
+            delay,
+        }),
         ..HostConfig::new(config.bus_address.clone(), config.os_release.clone())
     }
 }

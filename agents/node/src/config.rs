@@ -86,6 +86,19 @@ pub struct Config {
     #[arg(long, env = "UPDATE_RETRY_INTERVAL", default_value = "30s", value_parser = duration)]
     pub update_retry_interval: Duration,
 
+    /// How long logind shall let a shutdown wait for instances to leave, at least: the agent writes
+    /// InhibitDelayMaxSec on the host [default: as the host is configured]
+    #[arg(long, env = "SHUTDOWN_DELAY", value_parser = duration)]
+    pub shutdown_delay: Option<Duration>,
+
+    /// The folder of logind's drop-in files, where that is written
+    #[arg(
+        long,
+        env = "LOGIND_FOLDER",
+        default_value = "/etc/systemd/logind.conf.d"
+    )]
+    pub logind_folder: PathBuf,
+
     /// The folder of the TLS material; without it none is installed
     #[arg(long, env = "PKI_PATH", value_parser = some_path)]
     pub pki_path: Option<PathBuf>,

@@ -10,7 +10,7 @@ use cobalt_api::hypervisor::Hypervisor;
 use cobalt_api::names::{FieldManager, annotations, finalizers};
 use cobalt_openstack::compute::{MigrationFilter, ServerFilter, ServerStatus};
 use cobalt_openstack::{Client as OpenStack, Error as OpenStackError, found};
-use cobalt_runtime::{Term, chain, within};
+use cobalt_runtime::{Queue, Term, chain, within};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
@@ -89,6 +89,8 @@ pub struct Hands {
     pub testbed: watch::Receiver<Found>,
     /// Where agents run whose pods have to leave.
     pub agent_namespaces: Arc<[String]>,
+    /// Where hosts with Evictions wait for their turn.
+    pub evicting: Queue<Arc<str>>,
 }
 
 impl fmt::Debug for Hands {
@@ -120,6 +122,8 @@ impl Hands {
                 self.fleet
                     .put_service(compute.disable_service(id, reason).await?);
                 reads.disabled();
+                // An Eviction of the host may have waited for this.
+                self.evicting.add(host.name.as_str().into());
             }
             Action::EnableService { id } => {
                 self.fleet.put_service(compute.revive_service(id).await?);
@@ -168,7 +172,7 @@ impl Hands {
             Action::CreateEviction { reason, labels } => {
                 self.create_eviction(host, reason, labels).await?;
             }
-            Action::DeleteEviction { uid } => self.delete_eviction(host, uid).await?,
+            Action::DeleteEviction { name, uid } => self.delete_eviction(name, uid).await?,
             Action::ClearRetry => {
                 let patch = json!({ annotations::RETRY_ONBOARDING: null });
                 self.annotate(&host.name, patch).await?;
@@ -352,7 +356,7 @@ impl Hands {
         }
     }
 
-    async fn delete_eviction(&self, host: &Host, uid: &str) -> Result<(), ActError> {
+    async fn delete_eviction(&self, name: &str, uid: &str) -> Result<(), ActError> {
         let api: Api<Eviction> = Api::all(self.client.clone());
         let params = DeleteParams {
             preconditions: Some(Preconditions {
@@ -361,7 +365,7 @@ impl Hands {
             }),
             ..DeleteParams::default()
         };
-        gone(tokio::time::timeout(DEADLINE, api.delete(&host.name, &params)).await)
+        gone(tokio::time::timeout(DEADLINE, api.delete(name, &params)).await)
     }
 
     /// Changes annotations of a Hypervisor.

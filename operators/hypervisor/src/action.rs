@@ -81,6 +81,8 @@ pub enum Action {
     },
     /// Call it off.
     DeleteEviction {
+        /// Its name.
+        name: String,
         /// Exactly this one.
         uid: String,
     },

@@ -29,6 +29,8 @@ pub struct Host {
     pub hypervisor: Option<Arc<Known>>,
     /// The Eviction of the same name.
     pub eviction: Option<Arc<Eviction>>,
+    /// Evictions by which its agent asks to be emptied before a shutdown.
+    pub shutdowns: Vec<Arc<Eviction>>,
     /// What the Open vSwitch agent says of it.
     pub ovs: Option<Arc<OvsNode>>,
     /// What Nova and Placement know, or why that is not known.

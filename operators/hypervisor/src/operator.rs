@@ -133,6 +133,7 @@ pub async fn run(config: Config, client: Client, cancel: CancellationToken) -> a
         term: term.clone(),
         testbed,
         agent_namespaces: config.agent_namespaces.clone().into(),
+        evicting: evicting.clone(),
     };
     let reconciler = Arc::new(Reconciler {
         client: client.clone(),
@@ -439,6 +440,7 @@ impl Watches<'_> {
         );
         let evicting: Queue<Arc<str>> = Queue::new();
         let woken = evicting.clone();
+        let hosts = self.queue.clone();
         let evictions = self.start::<Eviction, _>(
             "evictions",
             Presence::Required,
@@ -446,7 +448,9 @@ impl Watches<'_> {
             "",
             cache::eviction,
             move |key, eviction| {
-                woken.add(eviction.spec.hypervisor.as_str().into());
+                let host: Arc<str> = eviction.spec.hypervisor.as_str().into();
+                woken.add(Arc::clone(&host));
+                hosts.add(host);
                 Some(key.name().into())
             },
         );

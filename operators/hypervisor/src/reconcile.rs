@@ -277,6 +277,7 @@ impl Reconciler {
             node: node.and_then(|node| node.read()),
             hypervisor,
             eviction: self.caches.evictions.named(name),
+            shutdowns: self.shutdowns(name),
             ovs,
             fleet: self.hands.fleet.get(now),
             trouble: self.hands.fleet.trouble(),
@@ -300,6 +301,13 @@ impl Reconciler {
             host.peers = self.peers(&host);
         }
         Ok(host)
+    }
+
+    /// Evictions of the host because of a shutdown. Their names begin with the name of the host.
+    fn shutdowns(&self, host: &str) -> Vec<Arc<Eviction>> {
+        let mut all = self.caches.evictions.with_prefix(host);
+        all.retain(|one| one.spec.hypervisor == host && one.is_for_shutdown());
+        all
     }
 
     /// Hosts that take workload in the same zone, as Nova calls them; each host begins elsewhere in

@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 use super::bus::{Bus, BusError, LOGIND, Signal};
 use super::connection::Link;
 use super::drain;
+use super::logind::{self, DelayConfig};
 use super::metrics::HostMetrics;
 use super::shutdown::{self, Action, Drain, Going, Lock, View};
 use crate::context::{Context, Statement};
@@ -30,6 +31,8 @@ const AGAIN: Duration = Duration::from_secs(600);
 pub async fn run(
     ctx: Context,
     link: watch::Receiver<Link>,
+    wanted_delay: Option<DelayConfig>,
+    delay: watch::Sender<Option<Duration>>,
     metrics: HostMetrics,
     cancel: CancellationToken,
 ) {
@@ -47,7 +50,10 @@ pub async fn run(
         released: None,
         eviction: None,
         failing: None,
-        delay: None,
+        leftovers: None,
+        delay,
+        wanted_delay,
+        no_delay: None,
         backoff: Backoff::new(Duration::from_millis(250), Duration::from_secs(5)),
     };
     inhibitor.attach().await;
@@ -82,7 +88,13 @@ struct Inhibitor {
     released: Option<String>,
     eviction: Option<Watched>,
     failing: Option<String>,
-    delay: Option<Duration>,
+    /// Evictions of earlier shutdowns that are to be cancelled; `None` until somebody has looked.
+    leftovers: Option<Vec<String>>,
+    /// How long logind lets a shutdown wait.
+    delay: watch::Sender<Option<Duration>>,
+    wanted_delay: Option<DelayConfig>,
+    /// Why logind's limit could not be raised.
+    no_delay: Option<String>,
     backoff: Backoff,
 }
 
@@ -153,7 +165,12 @@ impl Inhibitor {
             released: self.released.clone(),
             active: self.active(),
             drain,
-            delay: self.delay,
+            delay: *self.delay.borrow(),
+            wanted_delay: self
+                .wanted_delay
+                .as_ref()
+                .map(|config| (config.delay, self.no_delay.clone())),
+            leftovers: self.leftovers.clone(),
         }
     }
 
@@ -174,33 +191,42 @@ impl Inhibitor {
         })
     }
 
-    /// Does what is to be done until nothing is, or something fails. Returns how long to wait at
-    /// most.
+    /// Does what is to be done until nothing is that has not just failed. Returns how long to wait
+    /// at most.
     async fn turn(&mut self) -> Duration {
+        let mut failed = Vec::new();
         loop {
-            let (action, statement) = shutdown::decide(&self.view());
+            let (actions, statement) = shutdown::decide(&self.view());
             self.metrics
                 .shutdown_inhibited
                 .set(i64::from(self.lock.is_some()));
-            let done = match action {
-                None => {
-                    self.say(statement);
+            let next = actions.into_iter().find(|action| !failed.contains(action));
+            let Some(action) = next else {
+                self.say(statement);
+                if failed.is_empty() {
+                    self.backoff.reset();
                     return AGAIN;
                 }
-                Some(Action::Take) => self.take().await,
-                Some(Action::Release(why)) => {
-                    self.release(why);
-                    true
-                }
-                Some(Action::Evict) => self.evict().await,
-                Some(Action::Cancel(name)) => self.call_off(&name).await,
-            };
-            if !done {
-                let (_, statement) = shutdown::decide(&self.view());
-                self.say(statement);
                 return self.backoff.next_wait();
+            };
+            if !self.act(&action).await {
+                failed.push(action);
             }
-            self.backoff.reset();
+        }
+    }
+
+    /// Returns whether it worked.
+    async fn act(&mut self, action: &Action) -> bool {
+        match action {
+            Action::Take => self.take().await,
+            Action::Release(why) => {
+                self.release(why.clone());
+                true
+            }
+            Action::Evict => self.evict().await,
+            Action::Look => self.look().await,
+            Action::Cancel(name) => self.call_off(name).await,
+            Action::SetDelay(delay) => self.set_delay(*delay).await,
         }
     }
 
@@ -302,6 +328,8 @@ impl Inhibitor {
         let word = if sleep { "sleep" } else { "shut down" };
         self.released = None;
         self.failing = None;
+        // Whatever was asked for until now is to be taken back when no shutdown is under way.
+        self.leftovers = None;
         if begins {
             self.going = Some(going);
             self.read_delay().await;
@@ -310,6 +338,7 @@ impl Inhibitor {
             self.report(Severity::Normal, "ShutdownRequested", "Wait", text);
         } else {
             self.going = None;
+            self.eviction = None;
             let text = format!("the host does not {word}");
             self.report(Severity::Normal, "ShutdownCalledOff", "Resume", text);
         }
@@ -320,7 +349,14 @@ impl Inhibitor {
             return;
         };
         match bus.property::<u64>(LOGIND, "InhibitDelayMaxUSec").await {
-            Ok(microseconds) => self.delay = Some(Duration::from_micros(microseconds)),
+            Ok(microseconds) => {
+                let delay = Some(Duration::from_micros(microseconds));
+                self.delay.send_if_modified(|known| {
+                    let new = *known != delay;
+                    *known = delay;
+                    new
+                });
+            }
             Err(error) => tracing::debug!(error = chain(&error), "logind does not tell its limit"),
         }
     }
@@ -376,7 +412,8 @@ impl Inhibitor {
     }
 
     async fn evict(&mut self) -> bool {
-        let asked = drain::ensure(&self.ctx).await;
+        let delay = *self.delay.borrow();
+        let asked = drain::ensure(&self.ctx, delay).await;
         match asked {
             Ok((eviction, made)) => {
                 let name = eviction.name_any();
@@ -420,12 +457,65 @@ impl Inhibitor {
         }
     }
 
+    /// Looks for Evictions that were made because of a shutdown, unless one is under way.
+    async fn look(&mut self) -> bool {
+        let Some(bus) = self.bus() else {
+            return false;
+        };
+        // Whoever did not hear of a shutdown must not cancel the Eviction that it waits for.
+        match preparing(&bus).await {
+            Ok(None) => {}
+            Ok(Some(going)) => {
+                self.prepare(true, going == Going::Asleep).await;
+                return true;
+            }
+            Err(error) => {
+                tracing::warn!(error = chain(&error), "failed to ask logind for shutdowns");
+                return false;
+            }
+        }
+        match drain::leftovers(&self.ctx).await {
+            Ok(names) => {
+                self.leftovers = Some(names);
+                true
+            }
+            Err(error) => {
+                tracing::warn!(error, "failed to look for Evictions of earlier shutdowns");
+                false
+            }
+        }
+    }
+
+    /// Makes logind let a shutdown wait for long enough.
+    async fn set_delay(&mut self, delay: Duration) -> bool {
+        let (Some(bus), Some(config)) = (self.bus(), self.wanted_delay.clone()) else {
+            return false;
+        };
+        match logind::set_delay(&bus, &config).await {
+            Ok(()) => self.read_delay().await,
+            Err(why) => {
+                if self.no_delay.as_ref() != Some(&why) {
+                    tracing::warn!(error = why, "failed to raise how long logind waits");
+                    let text = format!("a shutdown does not wait as long as it shall: {why}");
+                    self.report(Severity::Warning, "ShutdownDelayNotSet", "Configure", text);
+                }
+                self.no_delay = Some(why);
+                return false;
+            }
+        }
+        self.no_delay = None;
+        // logind may need a moment to read it.
+        self.delay.borrow().is_some_and(|now| now >= delay)
+    }
+
     async fn call_off(&mut self, name: &str) -> bool {
         match drain::cancel(&self.ctx, name).await {
             Ok(()) => {
-                let text = format!("Eviction \"{name}\" is cancelled: the host stays up");
+                let text = format!("Eviction \"{name}\" of a shutdown is cancelled: the host is up");
                 self.report(Severity::Normal, "EvictionCancelled", "Cancel", text);
-                self.eviction = None;
+                if let Some(names) = &mut self.leftovers {
+                    names.retain(|other| other != name);
+                }
                 true
             }
             Err(error) => {

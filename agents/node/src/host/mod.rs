@@ -7,7 +7,7 @@
 //! | `units`, `services` | systemd's units | conditions libvirtd.service, openvswitch-switch.service |
 //! | `system`, `facts` | hostnamed | the operating system |
 //! | `updater`, `update` | systemd's jobs | condition OperatingSystemUpdate, update status |
-//! | `inhibitor`, `shutdown`, `drain` | logind | condition ShutdownInhibited, Evictions |
+//! | `inhibitor`, `shutdown`, `drain`, `logind` | logind | condition ShutdownInhibited, Evictions |
 //!
 //! Without a bus the conditions say so, and nothing else of the agent is affected.
 
@@ -16,6 +16,7 @@ pub mod connection;
 pub mod drain;
 pub mod facts;
 pub mod inhibitor;
+pub mod logind;
 pub mod metrics;
 pub mod services;
 pub mod shutdown;
@@ -48,6 +49,8 @@ pub struct HostConfig {
     pub ping: Duration,
     /// How long to wait before a failed update is tried again.
     pub update_retry: Duration,
+    /// How long logind shall let a shutdown wait; `None`: as the host is configured.
+    pub shutdown_delay: Option<logind::DelayConfig>,
 }
 
 impl HostConfig {
@@ -60,6 +63,7 @@ impl HostConfig {
             call_timeout: Duration::from_secs(15),
             ping: Duration::from_secs(30),
             update_retry: Duration::from_secs(30),
+            shutdown_delay: None,
         }
     }
 }
@@ -72,6 +76,7 @@ pub async fn run(
     cancel: CancellationToken,
 ) {
     let (link, links) = watch::channel(Link::Untried);
+    let (delay, delays) = watch::channel(None);
     let (health, healths) = watch::channel(units::Health::default());
     let bus = BusConfig {
         address: config.bus_address,
@@ -92,10 +97,18 @@ pub async fn run(
         config.update_retry,
         links.clone(),
         healths,
+        delays,
         metrics.clone(),
         cancel.clone(),
     );
-    let inhibitor = inhibitor::run(ctx, links, metrics, cancel);
+    let inhibitor = inhibitor::run(
+        ctx,
+        links,
+        config.shutdown_delay,
+        delay,
+        metrics,
+        cancel,
+    );
     tokio::join!(
         Box::pin(keep),
         Box::pin(units),

@@ -4,8 +4,11 @@
 //!            evacuateOnReboot          shutdown            empty, or the Eviction has ended
 //!   no lock ------------------> lock ------------> drain ----------------------------------> no lock
 //!      ^                         |  ^                |
-//!      +---- not wanted ---------+  +--- called off -+   (our Eviction is cancelled)
+//!      +---- not wanted ---------+  +--- called off -+
 //! ```
+//!
+//! While no shutdown is under way, Evictions that were made because of one are cancelled: the
+//! operator puts the host back into service then. That is so after a reboot, too.
 
 use std::time::Duration;
 
@@ -16,7 +19,7 @@ use kube::ResourceExt;
 use crate::context::Statement;
 
 /// Below this nobody moves an instance.
-const SHORT: Duration = Duration::from_secs(60);
+pub const SHORT: Duration = Duration::from_secs(60);
 
 /// What the host is about to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,8 +65,9 @@ pub enum Drain {
         name: String,
         /// Where it is, for people.
         state: String,
-        /// It was made here, because of a shutdown.
-        ours: bool,
+        /// Nova has not finished a move. An instance runs elsewhere before Nova is done with it
+        /// here: a host that goes down in between leaves Nova with a server on the wrong host.
+        moving: bool,
     },
     /// It is over.
     Ended {
@@ -93,6 +97,10 @@ pub struct View {
     pub drain: Drain,
     /// How long logind lets a shutdown wait.
     pub delay: Option<Duration>,
+    /// How long it shall, if that is for the agent to set, and why it could not set it.
+    pub wanted_delay: Option<(Duration, Option<String>)>,
+    /// Evictions of earlier shutdowns that are to be cancelled; `None` while nobody has looked.
+    pub leftovers: Option<Vec<String>>,
 }
 
 /// What is to be done.
@@ -104,34 +112,46 @@ pub enum Action {
     Release(String),
     /// Make the Eviction, or join one.
     Evict,
-    /// Cancel our Eviction.
+    /// Look for Evictions of earlier shutdowns.
+    Look,
+    /// Cancel one of them.
     Cancel(String),
+    /// Make logind let a shutdown wait for so long.
+    SetDelay(Duration),
 }
 
-/// What is to be done now, if anything, and what is said.
+/// What is to be done now, the most urgent first, and what is said. An action that fails is no reason
+/// to leave out the others.
 #[must_use]
-pub fn decide(view: &View) -> (Option<Action>, Statement) {
-    (action(view), statement(view))
+pub fn decide(view: &View) -> (Vec<Action>, Statement) {
+    let mut all: Vec<Action> = lock(view).into_iter().collect();
+    if view.going.is_none() && view.away.is_none() {
+        all.extend(put_back(view));
+        all.extend(set_delay(view));
+    }
+    (all, statement(view))
 }
 
-fn action(view: &View) -> Option<Action> {
-    // What we had asked for because of a shutdown that does not come.
-    if let (
-        None,
-        Drain::Running {
-            name, ours: true, ..
-        },
-    ) = (view.going, &view.drain)
-    {
-        return Some(Action::Cancel(name.clone()));
+fn put_back(view: &View) -> Option<Action> {
+    match &view.leftovers {
+        None => Some(Action::Look),
+        Some(names) => names.first().cloned().map(Action::Cancel),
     }
+}
+
+fn set_delay(view: &View) -> Option<Action> {
+    let (wanted, _) = view.wanted_delay.as_ref()?;
+    (view.delay? < *wanted).then_some(Action::SetDelay(*wanted))
+}
+
+fn lock(view: &View) -> Option<Action> {
     let held = matches!(view.lock, Lock::Held | Lock::Old);
     match (view.wanted?, view.going) {
         (false, _) => held.then(|| Action::Release("spec.evacuateOnReboot is false".to_owned())),
         (true, None) => (view.lock != Lock::Held && view.away.is_none()).then_some(Action::Take),
         // logind gives no lock for what has begun, and after a release there is nothing to wait for.
         (true, Some(_)) if !held => None,
-        (true, Some(_)) if view.active == 0 => {
+        (true, Some(_)) if view.active == 0 && !moving(view) => {
             Some(Action::Release("no instance is active".to_owned()))
         }
         (true, Some(_)) => match &view.drain {
@@ -143,6 +163,10 @@ fn action(view: &View) -> Option<Action> {
             ))),
         },
     }
+}
+
+fn moving(view: &View) -> bool {
+    matches!(view.drain, Drain::Running { moving: true, .. })
 }
 
 fn statement(view: &View) -> Statement {
@@ -198,7 +222,7 @@ fn statement(view: &View) -> Statement {
                 Reason::Ready,
                 format!(
                     "a shutdown waits until no instance is active{}",
-                    limit(view.delay)
+                    limit(view)
                 ),
             ),
             (None, Lock::Free | Lock::Old) => say(
@@ -212,7 +236,10 @@ fn statement(view: &View) -> Statement {
 
 fn waiting(view: &View, going: Going) -> String {
     let word = going.word();
-    let left = instances(view.active);
+    let left = match view.active {
+        0 => "Nova to finish its last moves".to_owned(),
+        active => format!("{} to leave", instances(active)),
+    };
     let how = match &view.drain {
         Drain::None => "an Eviction is being asked for".to_owned(),
         Drain::Failing(why) => {
@@ -221,10 +248,7 @@ fn waiting(view: &View, going: Going) -> String {
         Drain::Running { name, state, .. } => format!("Eviction \"{name}\": {state}"),
         Drain::Ended { name, outcome } => format!("Eviction \"{name}\" has ended: {outcome}"),
     };
-    format!(
-        "the {word} waits for {left} to leave; {how}{}",
-        limit(view.delay)
-    )
+    format!("the {word} waits for {left}; {how}{}", limit(view))
 }
 
 fn instances(count: usize) -> String {
@@ -234,18 +258,30 @@ fn instances(count: usize) -> String {
     }
 }
 
-fn limit(delay: Option<Duration>) -> String {
-    let Some(delay) = delay else {
+fn limit(view: &View) -> String {
+    let Some(delay) = view.delay else {
         return String::new();
     };
+    let mut text = format!("; {}", longest(delay));
+    if let Some((_, Some(why))) = &view.wanted_delay {
+        text.push_str("; the agent could not raise it and tries again: ");
+        text.push_str(why);
+    }
+    text
+}
+
+/// How long a shutdown waits, for people; with the remedy, if that is too short.
+#[must_use]
+pub fn longest(delay: Duration) -> String {
     let most = cobalt_api::duration::format(delay);
     if delay < SHORT {
         format!(
-            "; logind lets it wait for at most {most}, in which no drain finishes: raise \
-             InhibitDelayMaxSec in /etc/systemd/logind.conf.d, or shutdownGracePeriod of the kubelet"
+            "logind lets it wait for at most {most}, in which no drain finishes: raise \
+             InhibitDelayMaxSec in /etc/systemd/logind.conf.d (the agent's --shutdown-delay does \
+             that), or shutdownGracePeriod of the kubelet"
         )
     } else {
-        format!("; logind lets it wait for at most {most}")
+        format!("logind lets it wait for at most {most}")
     }
 }
 
@@ -327,13 +363,18 @@ pub fn names(node: &str, boot: &str) -> impl Iterator<Item = String> {
     [node.to_owned(), second].into_iter().chain(more)
 }
 
-/// Why an Eviction of ours was made. By this text it is known to be ours.
-pub const EVICTION_REASON: &str = "the host is about to shut down";
-
-/// Whether an agent made it because of a shutdown.
+/// Whether it was made for this node because of a shutdown, and nobody has cancelled it.
 #[must_use]
-pub fn is_ours(eviction: &Eviction) -> bool {
-    eviction.spec.reason == EVICTION_REASON
+pub fn is_leftover(eviction: &Eviction, node: &str) -> bool {
+    eviction.is_for_shutdown()
+        && eviction.spec.hypervisor == node
+        && !eviction.spec.cancel()
+        && eviction.metadata.deletion_timestamp.is_none()
+}
+
+fn moves(eviction: &Eviction) -> bool {
+    let counts = eviction.status.as_ref().and_then(|status| status.counts);
+    counts.is_some_and(|counts| counts.moving > 0)
 }
 
 /// What is known of an Eviction that is waited for.
@@ -345,7 +386,7 @@ pub fn drain(eviction: &Eviction) -> Drain {
         None => Drain::Running {
             name,
             state: progress(eviction),
-            ours: is_ours(eviction),
+            moving: moves(eviction),
         },
     }
 }

@@ -10,9 +10,12 @@
 //! takes it over. It is about one version; another `spec.version` begins anew, and so does one that
 //! was taken back and set again. The spec belongs to whoever wrote it and is never touched.
 
+use std::time::Duration;
+
 use cobalt_api::conditions::{Reason, Status};
 use cobalt_api::hypervisor::UpdateStatus;
 
+use super::shutdown;
 use crate::context::Statement;
 
 /// How often an installation is tried.
@@ -62,6 +65,55 @@ pub struct View<'a> {
     pub obstacles: &'a [String],
 }
 
+/// What decides whether a reboot may begin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Gate {
+    /// libvirt's unit runs.
+    pub libvirt_runs: bool,
+    /// Open vSwitch runs, or is not installed.
+    pub open_vswitch_is_well: bool,
+    /// How many instances are active.
+    pub active: usize,
+    /// `spec.evacuateOnReboot`.
+    pub evacuates: bool,
+    /// The agent holds logind's lock.
+    pub waits: bool,
+    /// How long logind lets a shutdown wait, if that is known.
+    pub delay: Option<Duration>,
+}
+
+/// What is against a reboot now.
+#[must_use]
+pub fn obstacles(gate: &Gate) -> Vec<String> {
+    let mut all = Vec::new();
+    if !gate.libvirt_runs {
+        all.push("libvirt does not run".to_owned());
+    }
+    if !gate.open_vswitch_is_well {
+        all.push("Open vSwitch does not run".to_owned());
+    }
+    let active = gate.active;
+    let short = gate.delay.filter(|delay| *delay < shutdown::SHORT);
+    if active == 0 {
+        return all;
+    }
+    if !gate.evacuates {
+        all.push(format!(
+            "{active} instances are active and spec.evacuateOnReboot is false"
+        ));
+    } else if !gate.waits {
+        all.push(format!(
+            "{active} instances are active and a shutdown would not wait"
+        ));
+    } else if let Some(delay) = short {
+        all.push(format!(
+            "{active} instances are active, and a shutdown does not wait until they have left: {}",
+            shutdown::longest(delay)
+        ));
+    }
+    all
+}
+
 /// What is to be done.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
@@ -87,6 +139,8 @@ pub struct Decision {
     pub statement: Option<Statement>,
     /// The job was taken into account.
     pub job_is_done: bool,
+    /// What a reboot that was asked for waits for.
+    pub reboot_waits: Option<String>,
 }
 
 /// Why a text is not a version.
@@ -199,6 +253,7 @@ fn nothing_wanted(view: &View<'_>) -> Decision {
         },
         statement: None,
         job_is_done: matches!(view.job, Job::Succeeded | Job::Failed(_)),
+        reboot_waits: None,
     }
 }
 
@@ -281,7 +336,10 @@ fn after_installation(view: &View<'_>, mut record: UpdateStatus, wanted: &str) -
     if !view.obstacles.is_empty() {
         let obstacles = view.obstacles.join("; ");
         let message = format!("version {wanted} is installed; the reboot waits: {obstacles}");
-        return running(Step::Nothing, record, message);
+        return Decision {
+            reboot_waits: Some(obstacles),
+            ..running(Step::Nothing, record, message)
+        };
     }
     if !(view.stored && record == *view.record) {
         let message = format!("version {wanted} is installed; the host is about to reboot");
@@ -328,6 +386,7 @@ fn said(record: UpdateStatus, reason: Reason, message: String) -> Decision {
         record,
         statement,
         job_is_done: false,
+        reboot_waits: None,
     }
 }
 

@@ -17,7 +17,7 @@ use super::connection::Link;
 use super::metrics::{HostMetrics, UpdateLabels};
 use super::services::Verdict;
 use super::units::Health;
-use super::update::{self, Job, Step, UnitRun, View};
+use super::update::{self, Gate, Job, Step, UnitRun, View};
 use crate::context::Context;
 
 const SERVICE: &str = "org.freedesktop.systemd1.Service";
@@ -32,6 +32,7 @@ pub async fn run(
     pause: Duration,
     link: watch::Receiver<Link>,
     health: watch::Receiver<Health>,
+    delay: watch::Receiver<Option<Duration>>,
     metrics: HostMetrics,
     cancel: CancellationToken,
 ) {
@@ -43,6 +44,7 @@ pub async fn run(
         ctx,
         link,
         health,
+        delay,
         metrics,
         record: None,
         job: Job::None,
@@ -50,6 +52,7 @@ pub async fn run(
         rest_until: None,
         rebooting: None,
         said: None,
+        waits: None,
     };
     tokio::select! {
         () = updater.work(pause) => {}
@@ -61,6 +64,8 @@ struct Updater {
     ctx: Context,
     link: watch::Receiver<Link>,
     health: watch::Receiver<Health>,
+    /// How long logind lets a shutdown wait.
+    delay: watch::Receiver<Option<Duration>>,
     hypervisor: watch::Receiver<cobalt_runtime::Observed<Hypervisor>>,
     domains: watch::Receiver<std::sync::Arc<crate::context::Domains>>,
     system: watch::Receiver<Option<cobalt_api::hypervisor::OperatingSystem>>,
@@ -75,6 +80,8 @@ struct Updater {
     rebooting: Option<String>,
     /// The last failure that was reported, so that it is reported once.
     said: Option<String>,
+    /// The same for what the reboot waits for.
+    waits: Option<String>,
 }
 
 impl Updater {
@@ -125,6 +132,7 @@ impl Updater {
             changed = self.hypervisor.changed() => changed.is_ok(),
             changed = self.system.changed() => changed.is_ok(),
             changed = self.health.changed() => changed.is_ok(),
+            changed = self.delay.changed() => changed.is_ok(),
             changed = self.domains.changed() => changed.is_ok(),
             changed = self.link.changed() => changed.is_ok(),
             () = tokio::time::sleep_until(wait) => {
@@ -176,6 +184,7 @@ impl Updater {
             self.count();
             self.job = Job::None;
         }
+        self.report_wait(decision.reboot_waits.as_deref());
         match decision.statement {
             Some(statement) => {
                 self.report(&statement);
@@ -232,40 +241,46 @@ impl Updater {
         self.ctx.recorder.report(&about, note);
     }
 
+    /// An Event for a reboot that was asked for and waits.
+    fn report_wait(&mut self, why: Option<&str>) {
+        // With each instance that leaves there is one less: that is not worth another Event.
+        let key = why.map(|why| why.replace(|c: char| c.is_ascii_digit(), ""));
+        if self.waits == key {
+            return;
+        }
+        self.waits = key;
+        let Some(why) = why else {
+            return;
+        };
+        let note = Note {
+            severity: Severity::Warning,
+            reason: "RebootWaits",
+            action: "Reboot",
+            text: format!("the host does not reboot yet: {why}"),
+        };
+        let about = self.ctx.hypervisor_reference();
+        self.ctx.recorder.report(&about, note);
+    }
+
     /// What is against a reboot.
     fn obstacles(&mut self, evacuates: bool) -> Vec<String> {
         let health = *self.health.borrow_and_update();
-        let mut all = Vec::new();
-        if health.libvirt != Verdict::Running {
-            all.push("libvirt does not run".to_owned());
-        }
-        if !matches!(
-            health.open_vswitch,
-            Verdict::Running | Verdict::NotInstalled
-        ) {
-            all.push("Open vSwitch does not run".to_owned());
-        }
-        let active = self
-            .domains
-            .borrow_and_update()
-            .values()
-            .filter(|facts| facts.active)
-            .count();
-        if active > 0 && !evacuates {
-            all.push(format!(
-                "{active} instances are active and spec.evacuateOnReboot is false"
-            ));
-        }
-        let held = self
-            .ctx
-            .conditions
-            .says(HypervisorCondition::ShutdownInhibited, Status::True);
-        if active > 0 && evacuates && !held {
-            all.push(format!(
-                "{active} instances are active and a shutdown would not wait"
-            ));
-        }
-        all
+        let domains = self.domains.borrow_and_update();
+        let active = domains.values().filter(|facts| facts.active).count();
+        update::obstacles(&Gate {
+            libvirt_runs: health.libvirt == Verdict::Running,
+            open_vswitch_is_well: matches!(
+                health.open_vswitch,
+                Verdict::Running | Verdict::NotInstalled
+            ),
+            active,
+            evacuates,
+            waits: self
+                .ctx
+                .conditions
+                .says(HypervisorCondition::ShutdownInhibited, Status::True),
+            delay: *self.delay.borrow_and_update(),
+        })
     }
 
     fn bus(&mut self) -> Option<Bus> {

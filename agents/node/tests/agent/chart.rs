@@ -157,6 +157,7 @@ async fn values_change_what_they_say() {
             "tls={\"enabled\":true,\"pkiFolder\":\"/var/lib/pki\",\"qemuGroup\":64055}",
             "image={\"registry\":\"r.example:5000\",\"tag\":\"9\"}",
             "nodeSelector={\"pool\":\"a\"}",
+            "host={\"shutdownDelay\":\"30m\"}",
         ],
     );
     let pod = &set["spec"]["template"]["spec"];
@@ -169,7 +170,13 @@ async fn values_change_what_they_say() {
     assert_eq!(pod["nodeSelector"]["pool"], "a");
     assert_eq!(container["image"], "r.example:5000/cobalt-node-agent:9");
     assert_eq!(container["readinessProbe"]["httpGet"]["path"], "/readyz");
-    let pki = &pod["volumes"][2]["hostPath"]["path"];
+    // The folder where logind is told how long to wait is there only when it is to be told.
+    let logind = &pod["volumes"][2]["hostPath"]["path"];
+    assert_eq!(logind, "/etc/systemd/logind.conf.d");
+    assert_eq!(container["volumeMounts"][2]["mountPath"], *logind);
+    assert_eq!(value_of(&set, "SHUTDOWN_DELAY")["value"], "30m");
+    assert_eq!(value_of(&set, "LOGIND_FOLDER")["value"], *logind);
+    let pki = &pod["volumes"][3]["hostPath"]["path"];
     assert_eq!(pki, "/var/lib/pki");
     assert_eq!(value_of(&set, "PKI_PATH")["value"], "/var/lib/pki");
     assert_eq!(value_of(&set, "QEMU_GROUP")["value"], "64055");
@@ -237,6 +244,7 @@ async fn w76_every_variable_is_one_that_the_agent_reads() {
         "tls={\"enabled\":true,\"qemuGroup\":64055}",
         "ceph={\"secretName\":\"ceph\",\"secretUuid\":\"0b5f2c5e-93b8-4d2a-8a4b-6b0f6d2b7c11\"}",
         "nodeLabelFieldPath=\"spec.nodeName\"",
+        "host={\"shutdownDelay\":\"30m\"}",
     ];
     let set = daemon_set(&server, &all);
     let env = &set["spec"]["template"]["spec"]["containers"][0]["env"];

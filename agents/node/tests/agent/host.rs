@@ -37,6 +37,8 @@ struct Host {
     client: Client,
     /// The name of the Hypervisor: the API server is shared.
     node: String,
+    /// More flags of the agent.
+    flags: &'static [&'static str],
 }
 
 /// The agent's process, inside the machine: logind wants to know who asks.
@@ -78,6 +80,7 @@ impl Host {
             server,
             client,
             node,
+            flags: &[],
         };
         host.start_agent().await;
         host
@@ -120,6 +123,7 @@ impl Host {
             .args(["\"$@\" & echo $!; exec >&-; wait", "sh", "/root/agent"])
             .args(["--node", &self.node, "--os-release", "/etc/os-release"])
             .args(["--libvirt-uri", "qemu+unix:///system"])
+            .args(self.flags)
             .args([
                 "--metrics-bind-address",
                 "0",
@@ -216,6 +220,24 @@ impl Host {
             .into_iter()
             .filter_map(|event| event.reason)
             .collect()
+    }
+
+    /// The agent says that a guest runs; that it is defined is not enough.
+    async fn guest_runs(&self) {
+        self.until("the guest runs", |now| {
+            now.instances.iter().any(|instance| instance.active)
+        })
+        .await;
+    }
+
+    /// Waits for an Event about the Hypervisor. Events are written a moment after what they tell.
+    async fn event(&self, reason: &str) {
+        let told = async {
+            while !self.events().await.iter().any(|event| event == reason) {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        };
+        within(reason, told).await;
     }
 
     async fn down(self) {
@@ -463,6 +485,20 @@ async fn updates_end_whatever_happens_and_a_power_off_waits_for_the_drain() {
     assert_eq!(host.sh("cat /root/runs-3.0").await.lines().count(), 1);
 
     // The health gate: no reboot without libvirt.
+    let guest = MicroDomain {
+        name: "stayer",
+        uuid: &node::new_uuid().unwrap(),
+        memory_mib: 16,
+        kernel: Path::new("/opt/guests/micro.elf"),
+        command_line: "",
+        machine: "q35",
+        extra_devices: "",
+    };
+    let xml = host.root().await.join("root/stayer.xml");
+    std::fs::write(xml, guest.xml()).unwrap();
+    host.sh("virsh define /root/stayer.xml; virsh start stayer")
+        .await;
+    host.guest_runs().await;
     host.stop_libvirt().await;
     host.condition(Type::LibvirtdService, Status::False, Reason::Stopped, &[])
         .await;
@@ -475,8 +511,15 @@ async fn updates_end_whatever_happens_and_a_power_off_waits_for_the_drain() {
     )
     .await;
     host.sh("systemctl start --no-block libvirtd.service").await;
+    // Nor while an instance is active and logind would not wait until it has left.
+    let words = ["1 instances are active", "at most 5s", "--shutdown-delay"];
+    host.condition(update, Status::True, Reason::Running, &words)
+        .await;
+    host.event("RebootWaits").await;
+    host.run(&["virsh", "destroy", "stayer"]).await;
     // It reboots. The old version runs again, which is a failure and not a loop.
     powered(&host.lab, |node| node.boots == 2 && node.booted).await;
+    host.flags = &["--shutdown-delay", "5m"];
     host.start_agent().await;
     host.condition(
         update,
@@ -492,29 +535,14 @@ async fn updates_end_whatever_happens_and_a_power_off_waits_for_the_drain() {
     })
     .await;
 
-    // A power-off waits until the guest has left.
+    // A power-off waits until the guest has left, as long as the agent has told logind.
     let inhibited = Type::ShutdownInhibited;
-    host.sh("mkdir -p /etc/systemd/logind.conf.d
-         printf '[Login]\\nInhibitDelayMaxSec=300\\n' >/etc/systemd/logind.conf.d/drain.conf
-         systemctl restart systemd-logind")
-        .await;
     host.condition(inhibited, Status::True, Reason::Ready, &["at most 5m"])
         .await;
-    let guest = MicroDomain {
-        name: "stayer",
-        uuid: &node::new_uuid().unwrap(),
-        memory_mib: 16,
-        kernel: Path::new("/opt/guests/micro.elf"),
-        command_line: "",
-        machine: "q35",
-        extra_devices: "",
-    };
-    let xml = host.root().await.join("root/stayer.xml");
-    std::fs::write(xml, guest.xml()).unwrap();
-    host.sh("virsh define /root/stayer.xml; virsh start stayer")
+    host.sh("grep InhibitDelayMaxSec=300 /etc/systemd/logind.conf.d/99-z-cobalt-node-agent.conf")
         .await;
-    host.until("the guest", |now| now.num_instances == Some(1))
-        .await;
+    host.run(&["virsh", "start", "stayer"]).await;
+    host.guest_runs().await;
     host.run(&["systemctl", "poweroff"]).await;
     let words = ["1 active instance", "Eviction", "not begun", "at most 5m"];
     host.condition(inhibited, Status::True, Reason::Running, &words)
@@ -524,6 +552,8 @@ async fn updates_end_whatever_happens_and_a_power_off_waits_for_the_drain() {
     assert_eq!(eviction.spec.hypervisor, host.node);
     assert_eq!(eviction.owner_references()[0].name, host.node);
     assert_eq!(eviction.labels()["topology.kubernetes.io/zone"], "z1");
+    assert_eq!(eviction.spec.deadline.as_deref(), Some("5m"));
+    assert!(eviction.is_for_shutdown() && !eviction.spec.cancel());
     let list = host.inhibitors().await;
     assert!(list.contains("cobalt-node-agent"), "{list}");
     host.run(&["virsh", "destroy", "stayer"]).await;
@@ -531,15 +561,17 @@ async fn updates_end_whatever_happens_and_a_power_off_waits_for_the_drain() {
         !node.on && node.last_end.as_deref() == Some("off")
     })
     .await;
-    let events = host.events().await;
     for reason in ["ShutdownRequested", "EvictionCreated", "ShutdownReleased"] {
-        assert!(
-            events.iter().any(|event| event == reason),
-            "{reason}: {events:?}"
-        );
+        host.event(reason).await;
     }
+    // The agent of the next boot takes the Eviction back: it is not to drain the host now.
     let silent = Report::silent();
     host.lab.power(HOST, Power::On, &silent).await.unwrap();
+    host.start_agent().await;
+    let cancelled = |eviction: Option<&Eviction>| eviction.is_some_and(|one| one.spec.cancel());
+    let waiting = await_condition(evictions, &host.node, cancelled);
+    within("the Eviction is cancelled", waiting).await.unwrap();
+    host.event("EvictionCancelled").await;
     host.down().await;
 }
 

@@ -3,6 +3,15 @@
 //!
 //! The wish is `spec.maintenance`; what Nova says is looked at, not remembered. While `ha`, another
 //! one has the host in hand. A host whose lifecycle is not ours is left alone.
+//!
+//! A host in service that is about to shut down is a wish, too: its agent makes an Eviction of the
+//! whole host ([`Eviction::is_for_shutdown`]) and cancels it when the host is back or stays up.
+//!
+//! ```text
+//! open: service disabled, host drained --ended--> host is down --cancelled--> removed, enabled
+//! ```
+
+use std::sync::Arc;
 
 use cobalt_api::conditions::{
     self, EvictionCondition, HypervisorCondition as Type, Reason, Status,
@@ -14,28 +23,127 @@ use kube::ResourceExt;
 use super::onboarding;
 use crate::action::Action;
 use crate::fleet::Identity;
+use crate::host::Host;
 use crate::pass::{Pass, cut};
 
 /// What the reason of a service begins with that was disabled for maintenance, as deployed.
 const PREFIX: &str = "Hypervisor CRD: spec.maintenance=";
 
+/// What the reason of a service begins with that was disabled because its host is about to shut
+/// down. By it a new process knows that the service is to be enabled again.
+const SHUTDOWN_PREFIX: &str = "Hypervisor CRD: shutdown: ";
+
 /// Decides.
 pub fn decide(pass: &mut Pass) {
     let host = pass.host;
     let spec = host.spec();
-    if host.hypervisor.is_none() || !spec.lifecycle_enabled() || host.is_deleted() {
+    if host.hypervisor.is_none() || host.is_deleted() {
+        return;
+    }
+    remove_called_off(pass);
+    if !spec.lifecycle_enabled() {
         return;
     }
     if matches!(pass.state(Type::Onboarding), Some((Status::True, _))) {
         return;
     }
     match spec.maintenance() {
-        Maintenance::Unset => in_service(pass),
+        Maintenance::Unset => match shutdown(host) {
+            Some(eviction) => shutting_down(pass, &eviction),
+            None => in_service(pass),
+        },
         Maintenance::Manual | Maintenance::Auto | Maintenance::Termination => {
             out_of_service(pass, &spec);
         }
         Maintenance::Ha => {}
     }
+}
+
+/// The Eviction because of a shutdown that counts: one that is under way before one that has ended.
+///
+/// One without a deadline is of an agent that does not cancel it after the reboot. It would drain
+/// the host long after, so it is left to wait.
+fn shutdown(host: &Host) -> Option<Arc<Eviction>> {
+    let counts = |one: &&Arc<Eviction>| {
+        one.spec.deadline.is_some() && !(one.has_ended() && called_off(one))
+    };
+    let mut all: Vec<&Arc<Eviction>> = host.shutdowns.iter().filter(counts).collect();
+    all.sort_by_key(|one| (one.has_ended(), called_off(one)));
+    all.first().map(|one| Arc::clone(one))
+}
+
+/// The shutdown is over: the host is back, or it stayed up.
+fn called_off(eviction: &Eviction) -> bool {
+    eviction.spec.cancel() || eviction.metadata.deletion_timestamp.is_some()
+}
+
+/// Removes Evictions of shutdowns that are over.
+fn remove_called_off(pass: &mut Pass) {
+    let host = pass.host;
+    for eviction in &host.shutdowns {
+        let gone = eviction.metadata.deletion_timestamp.is_some();
+        if eviction.spec.cancel() && eviction.has_ended() && !gone {
+            remove(pass, eviction);
+        }
+    }
+}
+
+fn remove(pass: &mut Pass, eviction: &Eviction) {
+    if let Some(uid) = eviction.uid() {
+        let name = eviction.name_any();
+        pass.act(Action::DeleteEviction { name, uid });
+    }
+}
+
+/// The agent asks for the host to be emptied, because the host is about to shut down.
+fn shutting_down(pass: &mut Pass, eviction: &Eviction) {
+    let identity = match pass.host.identity() {
+        Ok(Some(identity)) => identity,
+        Ok(None) => return in_service(pass),
+        Err(why) => return pass.wait("Nova", why, None),
+    };
+    let name = eviction.name_any();
+    let reason = identity.service.disabled_reason.as_deref();
+    let by_us = reason.is_some_and(|reason| reason.starts_with(SHUTDOWN_PREFIX));
+    if eviction.has_ended() {
+        if identity.is_enabled() || !by_us {
+            return in_service(pass);
+        }
+        pass.unsay(Type::Evicting);
+        let text = format!(
+            "the host shuts down; it is put back into service when its agent cancels the Eviction \
+             \"{name}\" after the reboot, or somebody deletes that"
+        );
+        return pass.wait("HostShutdown", text, None);
+    }
+    if called_off(eviction) {
+        // Until it has ended, Nova may still be moving something.
+        return pass.wait(
+            "EvictionCancelled",
+            "the host does not shut down any more: what is under way is being called off",
+            None,
+        );
+    }
+    if identity.is_enabled() {
+        let disable = Action::DisableService {
+            id: identity.service.id.clone(),
+            reason: cut(format!("{SHUTDOWN_PREFIX}Eviction {name}"), 255),
+        };
+        let text = pass.act_saying(
+            disable,
+            "the host is about to shut down: the scheduler is kept away from it",
+        );
+        return pass.wait("ServiceDisabled", text, None);
+    }
+    if by_us && !host_was_disabled(pass) {
+        pass.say(
+            Type::HypervisorDisabled,
+            Status::True,
+            Reason::Succeeded,
+            "the host is about to shut down: the scheduler is kept away from it",
+        );
+    }
+    mirror(pass, eviction);
 }
 
 /// An Eviction of the whole host, which ends when the maintenance does.
@@ -55,7 +163,8 @@ fn in_service(pass: &mut Pass) {
         .filter(|eviction| evicted && own(eviction))
     {
         if let Some(uid) = eviction.uid() {
-            let cancel = Action::DeleteEviction { uid };
+            let name = eviction.name_any();
+            let cancel = Action::DeleteEviction { name, uid };
             let text = pass.act_saying(cancel, "what is under way is being called off");
             pass.wait("EvictionCancelled", text, None);
         }
@@ -117,7 +226,9 @@ fn in_service(pass: &mut Pass) {
 /// Whether the operator disabled a service, by the reason that Nova has. Its own condition does not
 /// count: an agent could write it, and undo what a person has decided.
 pub fn is_own(reason: &str) -> bool {
-    reason.starts_with(PREFIX) || reason == onboarding::DISABLED_REASON
+    reason.starts_with(PREFIX)
+        || reason.starts_with(SHUTDOWN_PREFIX)
+        || reason == onboarding::DISABLED_REASON
 }
 
 /// Whether the condition has to be taken back.
@@ -253,6 +364,17 @@ fn evict(pass: &mut Pass, spec: &HypervisorSpec) {
         return pass.wait(
             "EvictionCancelled",
             "an earlier Eviction is being called off",
+            None,
+        );
+    }
+    if eviction.is_for_shutdown() && (eviction.has_ended() || eviction.spec.cancel()) {
+        // It was about a shutdown and says nothing about this maintenance, which gets its own.
+        if eviction.has_ended() && !eviction.spec.cancel() {
+            remove(pass, eviction);
+        }
+        return pass.wait(
+            "EvictionCancelled",
+            "the Eviction of a shutdown is being removed",
             None,
         );
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use cobalt_api::conditions::{
     self, EvictionCondition, HypervisorCondition as Type, Reason, Status, Wanted,
 };
-use cobalt_api::eviction::{Eviction, EvictionSpec, EvictionStatus};
+use cobalt_api::eviction::{Eviction, EvictionSpec, EvictionStatus, Outcome, SHUTDOWN_REASON};
 use cobalt_api::hypervisor::{
     Check, CheckResult, Hypervisor, HypervisorSpec, HypervisorStatus, Maintenance, Phase,
 };
@@ -38,6 +38,8 @@ struct Model {
     hypervisor: Known,
     node: Option<Node>,
     eviction: Option<Eviction>,
+    /// Evictions with other names than the host's.
+    others: Vec<Eviction>,
     fleet: Fleet,
     test: Option<TestServer>,
     /// Polls until the test server runs.
@@ -128,6 +130,7 @@ impl Model {
             },
             node: Some(node),
             eviction: None,
+            others: Vec::new(),
             fleet,
             test: None,
             boots_in: 2,
@@ -173,6 +176,7 @@ impl Model {
             node: self.node.clone().map(Arc::new),
             hypervisor: Some(Arc::new(self.hypervisor.clone())),
             eviction: self.eviction.clone().map(Arc::new),
+            shutdowns: self.shutdowns().cloned().map(Arc::new).collect(),
             ovs: None,
             fleet: Ok(Arc::new(self.fleet.clone())),
             trouble: None,
@@ -185,6 +189,11 @@ impl Model {
             failures: self.failures.clone(),
             settings: Arc::new(self.settings.clone()),
         }
+    }
+
+    fn shutdowns(&self) -> impl Iterator<Item = &Eviction> {
+        let all = self.eviction.iter().chain(&self.others);
+        all.filter(|one| one.is_for_shutdown())
     }
 
     /// Decides, writes, acts. Returns whether anything was written or done.
@@ -356,7 +365,10 @@ impl Model {
                 ]);
                 self.eviction = Some(eviction);
             }
-            Action::DeleteEviction { .. } => self.eviction = None,
+            Action::DeleteEviction { name, .. } => {
+                self.eviction.take_if(|one| one.name_any() == *name);
+                self.others.retain(|one| one.name_any() != *name);
+            }
             Action::ClearRetry => {
                 self.hypervisor
                     .object
@@ -1312,4 +1324,218 @@ proptest! {
         prop_assert_eq!(model.phase(), Some(Phase::Decommissioned));
         prop_assert!(model.fleet.services.is_empty() && !model.provider);
     }
+}
+
+/// A host in service whose agent hears of a shutdown.
+impl Model {
+    /// The agent makes its Eviction under this name.
+    fn shuts_down(&mut self, name: &str) {
+        let spec = EvictionSpec {
+            hypervisor: HOST.to_owned(),
+            reason: SHUTDOWN_REASON.to_owned(),
+            deadline: Some("30m".to_owned()),
+            ..EvictionSpec::default()
+        };
+        let mut eviction = Eviction::new(name, spec);
+        eviction.metadata.uid = Some(format!("uid-of-{name}"));
+        if name == HOST {
+            self.eviction = Some(eviction);
+        } else {
+            self.others.push(eviction);
+        }
+    }
+
+    fn named(&mut self, name: &str) -> &mut Eviction {
+        let all = self.eviction.iter_mut().chain(&mut self.others);
+        let mut named = all.filter(|one| one.name_any() == name);
+        named.next().unwrap()
+    }
+
+    /// The eviction engine ends every Eviction that is not over, if it may.
+    fn evictions_end(&mut self, outcome: Outcome) {
+        let empty = outcome == Outcome::Succeeded;
+        for one in self.eviction.iter_mut().chain(&mut self.others) {
+            let outcome = if one.spec.cancel() { Outcome::Cancelled } else { outcome };
+            if !one.has_ended() {
+                one.status.get_or_insert_default().outcome = Some(outcome);
+            }
+        }
+        if empty {
+            self.servers.clear();
+        }
+    }
+
+    /// The agent of a host that is up: it cancels what was asked for because of a shutdown.
+    fn agent_is_back(&mut self) {
+        for one in self.eviction.iter_mut().chain(&mut self.others) {
+            if one.is_for_shutdown() {
+                one.spec.cancel = Some(true);
+            }
+        }
+    }
+
+    fn enabled(&self) -> bool {
+        self.fleet.services[HOST].status == ServiceStatus::Enabled
+    }
+
+    fn waits_for(&self) -> Option<String> {
+        let status = self.hypervisor.object.status.as_ref()?;
+        status.waiting_for.as_ref().map(|wait| wait.reason.clone())
+    }
+
+    fn forgets(&mut self) {
+        self.reads = Reads::default();
+        self.failures.clear();
+    }
+}
+
+#[test]
+fn a_host_in_service_that_shuts_down_is_taken_out_drained_and_put_back() {
+    for name in [HOST, "hv1-0123abcd"] {
+        let mut model = Model::onboarded();
+        model.servers.insert("vm-1".to_owned());
+        model.shuts_down(name);
+        model.settle();
+        assert!(!model.enabled(), "the Eviction waits for that");
+        let reason = model.fleet.services[HOST].disabled_reason.clone();
+        assert_eq!(
+            reason.unwrap(),
+            format!("Hypervisor CRD: shutdown: Eviction {name}")
+        );
+        assert_eq!(
+            model.state(Type::HypervisorDisabled),
+            Some((Status::True, Some(Reason::Succeeded)))
+        );
+        assert_eq!(
+            model.state(Type::Evicting),
+            Some((Status::True, Some(Reason::Running)))
+        );
+        assert_eq!(model.waits_for().as_deref(), Some("Eviction"));
+        assert!(!model.did("create-eviction"), "there is one");
+
+        // It is empty and goes down. It stays out until its agent says that it is back.
+        model.evictions_end(Outcome::Succeeded);
+        model.settle();
+        model.forgets();
+        model.settle();
+        assert!(!model.enabled() && model.shutdowns().count() == 1);
+        assert_eq!(model.waits_for().as_deref(), Some("HostShutdown"));
+        assert_eq!(model.state(Type::Evicting), None);
+        assert_eq!(model.phase(), Some(Phase::Maintenance));
+
+        model.agent_is_back();
+        model.settle();
+        assert!(model.enabled() && model.shutdowns().count() == 0);
+        assert_eq!(model.phase(), Some(Phase::Active));
+        assert_eq!(model.waits_for(), None);
+    }
+}
+
+#[test]
+fn a_shutdown_that_is_called_off_puts_the_host_back_when_nothing_moves_any_more() {
+    let mut model = Model::onboarded();
+    model.shuts_down(HOST);
+    model.settle();
+    model.agent_is_back();
+    model.settle();
+    assert!(!model.enabled(), "something may still move");
+    assert_eq!(model.waits_for().as_deref(), Some("EvictionCancelled"));
+    model.evictions_end(Outcome::Succeeded);
+    model.settle();
+    assert!(model.enabled() && model.eviction.is_none());
+    assert_eq!(model.phase(), Some(Phase::Active));
+}
+
+#[test]
+fn an_eviction_of_a_shutdown_long_ago_drains_nothing() {
+    // Without a deadline: nobody would ever cancel it.
+    let mut model = Model::onboarded();
+    model.shuts_down(HOST);
+    model.named(HOST).spec.deadline = None;
+    model.settle();
+    assert!(model.enabled() && !model.did("disable-service"));
+    // It has ended, and the host was not taken out of service for it.
+    model.named(HOST).spec.deadline = Some("30m".to_owned());
+    model.evictions_end(Outcome::Succeeded);
+    model.settle();
+    assert!(model.enabled() && !model.did("disable-service"));
+    assert_eq!(model.phase(), Some(Phase::Active));
+}
+
+#[test]
+fn a_host_that_somebody_else_disabled_stays_disabled_after_its_reboot() {
+    let mut model = Model::onboarded();
+    let service = model.fleet.services.get_mut(HOST).unwrap();
+    service.status = ServiceStatus::Disabled;
+    service.disabled_reason = Some("bad disk".to_owned());
+    model.settle();
+    model.shuts_down(HOST);
+    model.settle();
+    model.evictions_end(Outcome::Succeeded);
+    model.settle();
+    model.agent_is_back();
+    model.settle();
+    let service = &model.fleet.services[HOST];
+    assert_eq!(service.disabled_reason.as_deref(), Some("bad disk"));
+    assert!(!model.enabled() && !model.did("enable-service") && model.eviction.is_none());
+}
+
+#[test]
+fn maintenance_makes_its_own_eviction_in_place_of_one_of_a_shutdown() {
+    let mut model = Model::onboarded();
+    model.servers.insert("vm-1".to_owned());
+    model.shuts_down(HOST);
+    model.settle();
+    model.evictions_end(Outcome::Succeeded);
+    model.servers.insert("vm-2".to_owned());
+    model.maintain(Maintenance::Manual);
+    model.settle();
+    let reason = model.eviction.as_ref().unwrap().spec.reason.clone();
+    assert_eq!(reason, "maintenance manual: a fan");
+    assert_ne!(model.hypervisor.status().evicted, Some(true));
+    // The text in Nova follows, and the end of the maintenance ends all of it.
+    model.maintain(Maintenance::Unset);
+    model.settle();
+    assert!(model.enabled() && model.eviction.is_none());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+
+    /// Shutdowns that come, are called off, succeed and fail: when the agent is back and nothing
+    /// happens any more, the host is in service and no Eviction is left.
+    #[test]
+    fn shutdowns_always_end_in_service(
+        steps in prop::collection::vec((0_u8..8, blows_of_a_shutdown()), 0..60),
+    ) {
+        let mut model = Model::onboarded();
+        for (number, (step, blow)) in steps.into_iter().enumerate() {
+            match step {
+                0 if model.eviction.is_none() => model.shuts_down(HOST),
+                0 | 1 => model.shuts_down(&format!("hv1-{number:08x}")),
+                2 => model.agent_is_back(),
+                3 => model.evictions_end(Outcome::Succeeded),
+                4 => model.evictions_end(Outcome::TimedOut),
+                _ => {}
+            }
+            strike(&mut model, blow);
+        }
+        model.forgets();
+        model.agent_is_back();
+        model.settle();
+        model.evictions_end(Outcome::Succeeded);
+        model.settle();
+        prop_assert_eq!(model.phase(), Some(Phase::Active));
+        prop_assert!(model.enabled());
+        prop_assert_eq!(model.shutdowns().count(), 0);
+    }
+}
+
+fn blows_of_a_shutdown() -> impl Strategy<Value = Blow> {
+    prop_oneof![
+        3 => Just(Blow::Nothing),
+        1 => Just(Blow::ActionsFail),
+        1 => Just(Blow::ProcessDies),
+        1 => Just(Blow::TimePasses),
+    ]
 }

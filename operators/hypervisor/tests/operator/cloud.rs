@@ -6,6 +6,7 @@ use cobalt_lab::access::Access;
 use cobalt_lab::config::OpenStackConfig;
 use cobalt_lab::handle::Lab;
 use cobalt_lab::light::LightConfig;
+use cobalt_lab::node::Observed;
 use cobalt_openstack::compute::{
     ComputeService, NewAggregate, NewServer, NewServerNetworks, RootDisk, ServerFilter,
     ServerStatus,
@@ -17,8 +18,10 @@ use hyper_util::rt::TokioExecutor;
 use serde_json::{Value, json};
 use std::fs::File;
 use std::io::{Read, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::time::Duration;
+use tokio::process::{Child, Command};
 use tokio::sync::{Mutex, OnceCell};
 
 use crate::support::{unique, until};
@@ -92,6 +95,50 @@ impl Cloud {
         format!(
             "--libvirt-uri=qemu+unix:///system?socket=/proc/{pid}/root/run/libvirt/libvirt-sock"
         )
+    }
+
+    /// Starts a node agent inside of a real hypervisor, as a pod of the host would run: logind wants
+    /// to know who asks. It ends with the machine, or with the answer.
+    pub async fn agent_inside(&self, host: &str, kubeconfig: &Path) -> Child {
+        let observed = self.observed(host).await;
+        let pid = cobalt_lab::node::pid_one(host, &observed).unwrap();
+        let root = PathBuf::from(format!("/proc/{pid}/root/root"));
+        let program = root.join("agent");
+        if !program.exists() {
+            let built = cobalt_lab::testing::built("cobalt-node-agent").unwrap();
+            std::fs::copy(built, &program).unwrap();
+        }
+        std::fs::copy(kubeconfig, root.join("kubeconfig")).unwrap();
+        // The shell stays outside, and ends what it has started with itself.
+        let script = "trap 'kill -9 $agent' EXIT; \"$@\" & agent=$!; wait";
+        Command::new("nsenter")
+            .args(["-F", "-t", &pid.to_string(), "-m", "-p", "sh", "-c", script])
+            .args(["sh", "/root/agent", "--node", host, "--identity", host])
+            .args(["--namespace", "default"])
+            .args(["--libvirt-uri", "qemu+unix:///system"])
+            .args(["--shutdown-delay", "10m"])
+            .args(["--metrics-bind-address", "0"])
+            .args(["--health-probe-bind-address", "0"])
+            .args(["--migration-write-interval", "1s"])
+            .env("KUBECONFIG", "/root/kubeconfig")
+            .env("LOG_LEVEL", "info")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap()
+    }
+
+    /// Runs something inside of a machine.
+    pub async fn run(&self, machine: &str, arguments: &[&str]) {
+        let ran = cobalt_lab::testing::run_inside(&self.lab, machine, arguments).await;
+        ran.unwrap();
+    }
+
+    /// What the lab sees of a machine's power.
+    pub async fn observed(&self, machine: &str) -> Observed {
+        let status = self.lab.status().await.unwrap();
+        let mut nodes = status.nodes.into_iter();
+        nodes.find(|node| node.name == machine).unwrap().observed
     }
 
     /// The console of a server where it is now. The next host begins another, and this one stays

@@ -8,11 +8,14 @@ use std::process::Stdio;
 use std::sync::{Arc, Mutex};
 
 use cobalt_api::eviction::{Eviction, EvictionStatus, InstanceState, Method, Outcome};
-use cobalt_api::hypervisor::Phase;
+use cobalt_api::conditions::HypervisorCondition;
+use cobalt_api::hypervisor::{Hypervisor, Phase};
 use cobalt_api::migration::{Migration, MigrationResult, Role};
 use cobalt_api::names::leases;
 use cobalt_openstack::Client;
-use cobalt_openstack::compute::{NewServer, NewServerNetworks, RootDisk, ServerStatus};
+use cobalt_openstack::compute::{
+    NewServer, NewServerNetworks, RootDisk, ServerStatus, ServiceState, ServiceStatus,
+};
 use futures::StreamExt;
 use kube::Api;
 use kube::api::ListParams;
@@ -167,10 +170,9 @@ async fn guests_count_on_while_their_host_is_emptied() {
     ];
     let operator = site.operator_of("", &arguments, &[]);
     site.make_namespace(leases::NODE_AGENT_NAMESPACE).await;
-    let mut agents = Vec::new();
-    for host in HOSTS {
-        agents.push(agent(&site, host).await);
-    }
+    let _agent = agent(&site, "hv1").await;
+    // Inside of its host, where it hears of shutdowns.
+    let _inside = cloud.agent_inside("hv2", &site.kubeconfig).await;
     for host in HOSTS {
         site.phase(host, Phase::Active).await;
     }
@@ -242,12 +244,77 @@ async fn guests_count_on_while_their_host_is_emptied() {
     site.patch("hv1", json!({ "spec": { "maintenance": "" } }))
         .await;
     site.phase("hv1", Phase::Active).await;
+    let _inside = reboot(&site, cloud, &client, [&one, &two, &three]).await;
     others(&site, cloud, &client, [one, two, three]).await;
     cloud.down().await;
 }
 
-/// The other host: with one that somebody aborts, one that is shelved, and one in rescue.
+/// A host in service is rebooted: it is taken out of service, drained, goes down, comes back, and is
+/// in service again without anything left of it. Returns its agent.
+async fn reboot(site: &Site, cloud: &Cloud, client: &Client, ids: [&String; 3]) -> Child {
+    let consoles = ids.map(|id| cloud.console(id));
+    site.hypervisor("hv2", "a shutdown would wait for ten minutes", |object| {
+        says(object, HypervisorCondition::ShutdownInhibited, "at most 10m")
+    })
+    .await;
+    cloud.run("hv2", &["systemctl", "reboot"]).await;
+    site.hypervisor("hv2", "it is taken out of service", |object| {
+        says(object, HypervisorCondition::HypervisorDisabled, "about to shut down")
+    })
+    .await;
+    let service = cloud.service("hv2").await.unwrap();
+    let reason = service.disabled_reason.unwrap_or_default();
+    assert!(reason.starts_with("Hypervisor CRD: shutdown: "), "{reason}");
+    for (id, console) in ids.into_iter().zip(consoles) {
+        until("it is on the other host", || async {
+            let server = client.compute().server(id).await.unwrap();
+            assert_ne!(server.status, ServerStatus::Error, "{:?}", server.fault);
+            let there = server.host.as_deref() == Some("hv1");
+            (there && server.status == ServerStatus::Active).then_some(())
+        })
+        .await;
+        counts_on(client, id, console).await;
+    }
+    until("it has booted again", || async {
+        let now = cloud.observed("hv2").await;
+        (now.boots == 2 && now.booted).then_some(())
+    })
+    .await;
+    // It stays out until its agent says that it is back.
+    site.hypervisor("hv2", "it waits for its agent", |object| {
+        let status = object.status.as_ref();
+        let wait = status.and_then(|status| status.waiting_for.as_ref());
+        wait.is_some_and(|wait| wait.reason == "HostShutdown")
+    })
+    .await;
+    let inside = cloud.agent_inside("hv2", &site.kubeconfig).await;
+    site.phase("hv2", Phase::Active).await;
+    until("no Eviction of the host is left", || async {
+        let all = site.evictions().list(&ListParams::default()).await.unwrap();
+        let none = all.iter().all(|one| one.spec.hypervisor != "hv2");
+        none.then_some(())
+    })
+    .await;
+    let service = cloud.service("hv2").await.unwrap();
+    assert_eq!(service.status, ServiceStatus::Enabled);
+    until("its nova-compute reports", || async {
+        let service = cloud.service("hv2").await?;
+        (service.state == ServiceState::Up).then_some(())
+    })
+    .await;
+    inside
+}
+
+/// Whether a condition has these words.
+fn says(object: &Hypervisor, condition: HypervisorCondition, words: &str) -> bool {
+    let all = object.status.iter().flat_map(|status| &status.conditions);
+    let mut of = all.filter(|one| one.type_ == condition.as_str());
+    of.any(|one| one.message.contains(words))
+}
+
+/// The first host, where they are again: with one that somebody aborts, one that is shelved, and one in rescue.
 async fn others(site: &Site, cloud: &Cloud, client: &Client, ids: [String; 3]) {
+    let host = "hv1";
     let [aborted, shelved, rescued] = ids;
     let compute = client.compute();
     for (id, action, status) in [
@@ -263,9 +330,9 @@ async fn others(site: &Site, cloud: &Cloud, client: &Client, ids: [String; 3]) {
         .await;
     }
     let console = cloud.console(&aborted);
-    cloud.add_port(&aborted, "hv2", "lab", "direct").await;
-    empty(site, "hv2").await;
-    let status = eviction_of(site, "hv2", |status| {
+    cloud.add_port(&aborted, host, "lab", "direct").await;
+    empty(site, host).await;
+    let status = eviction_of(site, host, |status| {
         let mut rows = status.instances.iter();
         rows.any(|row| row.id == aborted && row.migration_id.is_some() && row.progress.is_some())
     })
@@ -275,7 +342,7 @@ async fn others(site: &Site, cloud: &Cloud, client: &Client, ids: [String; 3]) {
         .abort_migration(&aborted, moving.migration_id.unwrap())
         .await
         .unwrap();
-    let status = eviction_of(site, "hv2", |status| status.outcome.is_some()).await;
+    let status = eviction_of(site, host, |status| status.outcome.is_some()).await;
     assert_eq!(
         status.outcome,
         Some(Outcome::PartiallyFailed),
@@ -311,13 +378,8 @@ async fn others(site: &Site, cloud: &Cloud, client: &Client, ids: [String; 3]) {
     let server = compute.server(&rescued).await.unwrap();
     assert_eq!(
         (server.status, server.host.as_deref()),
-        (ServerStatus::Rescue, Some("hv2"))
+        (ServerStatus::Rescue, Some(host))
     );
-    let host = site.hypervisors().get("hv2").await.unwrap();
-    assert_eq!(
-        host.status.unwrap().evicted,
-        Some(false),
-        "{}",
-        host.metadata.name.unwrap_or_default()
-    );
+    let object = site.hypervisors().get(host).await.unwrap();
+    assert_eq!(object.status.unwrap().evicted, Some(false), "{host}");
 }

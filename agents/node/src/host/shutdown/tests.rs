@@ -15,14 +15,16 @@ fn view() -> View {
         active: 3,
         drain: Drain::None,
         delay: Some(Duration::from_secs(1800)),
+        wanted_delay: None,
+        leftovers: Some(Vec::new()),
     }
 }
 
-fn running(ours: bool) -> Drain {
+fn running(moving: bool) -> Drain {
     Drain::Running {
         name: "hv1".into(),
         state: "1 of 3 moved".into(),
-        ours,
+        moving,
     }
 }
 
@@ -159,10 +161,20 @@ fn w65_every_state_has_its_action_and_the_lock_is_let_go_of_in_the_end() {
             View {
                 going,
                 active: 0,
-                drain: running(true),
+                drain: running(false),
                 ..view()
             },
             release("no instance is active"),
+        ),
+        // The last guest runs elsewhere, and Nova has not finished with it here.
+        (
+            View {
+                going,
+                active: 0,
+                drain: running(true),
+                ..view()
+            },
+            None,
         ),
         // A lock from before the bus was lost still holds the shutdown up.
         (
@@ -215,21 +227,62 @@ fn w65_every_state_has_its_action_and_the_lock_is_let_go_of_in_the_end() {
             },
             release("spec.evacuateOnReboot is false"),
         ),
-        // It was called off: only what was made here is taken back.
+        // It was called off, or the host is back: only what was made here is taken back.
         (
             View {
-                drain: running(true),
+                leftovers: None,
+                ..view()
+            },
+            Some(Action::Look),
+        ),
+        (
+            View {
+                leftovers: Some(vec!["hv1".into()]),
                 ..view()
             },
             Some(Action::Cancel("hv1".into())),
         ),
         (
             View {
-                drain: running(true),
+                wanted: Some(false),
                 lock: Lock::Free,
+                leftovers: Some(vec!["hv1".into()]),
                 ..view()
             },
             Some(Action::Cancel("hv1".into())),
+        ),
+        // While a shutdown is under way, or logind cannot say that none is, nothing is cancelled.
+        (
+            View {
+                going,
+                drain: running(true),
+                leftovers: Some(vec!["hv1".into()]),
+                ..view()
+            },
+            None,
+        ),
+        (
+            View {
+                away: away.clone(),
+                leftovers: Some(vec!["hv1".into()]),
+                ..view()
+            },
+            None,
+        ),
+        // logind's limit is raised where that was asked for.
+        (
+            View {
+                wanted_delay: Some((Duration::from_secs(3600), None)),
+                ..view()
+            },
+            Some(Action::SetDelay(Duration::from_secs(3600))),
+        ),
+        (
+            View {
+                wanted_delay: Some((Duration::from_secs(60), None)),
+                ..view()
+            },
+            None,
         ),
         (
             View {
@@ -255,8 +308,8 @@ fn w65_every_state_has_its_action_and_the_lock_is_let_go_of_in_the_end() {
         ),
     ];
     for (view, wanted) in table {
-        let (action, statement) = decide(&view);
-        assert_eq!(action, wanted, "{view:?}");
+        let (actions, statement) = decide(&view);
+        assert_eq!(actions.first(), wanted.as_ref(), "{view:?}");
         let reasons = HypervisorCondition::ShutdownInhibited.reasons();
         assert!(reasons.contains(&statement.reason), "{view:?}");
         assert!(!statement.message.is_empty());
@@ -267,6 +320,17 @@ fn w65_every_state_has_its_action_and_the_lock_is_let_go_of_in_the_end() {
             "{view:?}: {statement:?}"
         );
     }
+}
+
+#[test]
+fn a_lock_that_is_refused_does_not_keep_the_eviction_of_an_earlier_shutdown_alive() {
+    let after_a_reboot = View {
+        lock: Lock::Refused("no".into()),
+        leftovers: Some(vec!["hv1".into(), "hv1-0123abcd".into()]),
+        ..view()
+    };
+    let (actions, _) = decide(&after_a_reboot);
+    assert_eq!(actions, [Action::Take, Action::Cancel("hv1".into())]);
 }
 
 #[test]
@@ -294,6 +358,25 @@ fn the_condition_says_what_is_waited_for() {
             },
             Status::True,
             &["3 active instances", "Eviction \"hv1\"", "1 of 3 moved"],
+        ),
+        (
+            View {
+                going,
+                active: 0,
+                drain: running(true),
+                ..view()
+            },
+            Status::True,
+            &["Nova to finish its last moves", "Eviction \"hv1\""],
+        ),
+        (
+            View {
+                delay: Some(Duration::from_secs(5)),
+                wanted_delay: Some((Duration::from_secs(60), Some("read-only".into()))),
+                ..view()
+            },
+            Status::True,
+            &["could not raise it", "read-only"],
         ),
         (
             View {
@@ -410,8 +493,22 @@ fn w69_no_lock_of_before_is_in_the_way_of_a_new_one() {
         // As often as it takes.
         let before = View { lock, ..view() };
         for _ in 0..3 {
-            assert_eq!(decide(&before).0, Some(Action::Take), "{before:?}");
+            assert_eq!(decide(&before).0, [Action::Take], "{before:?}");
         }
     }
-    assert_eq!(decide(&view()).0, None);
+    assert_eq!(decide(&view()).0, []);
+}
+
+#[test]
+fn a_move_that_nova_has_not_finished_is_seen_in_the_eviction() {
+    let mut going = eviction(None);
+    let counts = |moving| cobalt_api::eviction::InstanceCounts {
+        total: 2,
+        moving,
+        ..Default::default()
+    };
+    for (moving, expected) in [(1, true), (0, false)] {
+        going.status.as_mut().unwrap().counts = Some(counts(moving));
+        assert!(matches!(drain(&going), Drain::Running { moving, .. } if moving == expected));
+    }
 }

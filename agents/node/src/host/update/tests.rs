@@ -345,3 +345,79 @@ fn w71_only_a_program_that_ran_to_its_end_has_succeeded() {
         assert!(matches!(got, Job::Failed(_)), "{job} {unit:?}: {got:?}");
     }
 }
+
+#[test]
+fn a_reboot_is_refused_while_instances_are_active_and_logind_does_not_wait_for_them() {
+    let well = Gate {
+        libvirt_runs: true,
+        open_vswitch_is_well: true,
+        active: 2,
+        evacuates: true,
+        waits: true,
+        delay: Some(Duration::from_secs(1800)),
+    };
+    let short = Some(Duration::from_secs(5));
+    for (gate, words) in [
+        (well, &[][..]),
+        (
+            Gate {
+                delay: short,
+                ..well
+            },
+            &["2 instances", "at most 5s", "--shutdown-delay"],
+        ),
+        // An empty host has nothing to wait for.
+        (
+            Gate {
+                delay: short,
+                active: 0,
+                ..well
+            },
+            &[],
+        ),
+        (
+            Gate {
+                delay: None,
+                ..well
+            },
+            &[],
+        ),
+        (
+            Gate {
+                waits: false,
+                ..well
+            },
+            &["would not wait"],
+        ),
+        (
+            Gate {
+                evacuates: false,
+                ..well
+            },
+            &["evacuateOnReboot"],
+        ),
+        (
+            Gate {
+                libvirt_runs: false,
+                active: 0,
+                ..well
+            },
+            &["libvirt"],
+        ),
+    ] {
+        let all = obstacles(&gate);
+        assert_eq!(all.is_empty(), words.is_empty(), "{gate:?}: {all:?}");
+        for word in words {
+            assert!(all[0].contains(word), "{all:?}");
+        }
+        // Whatever is against it is in the condition, and told as an Event.
+        let installed = installed();
+        let view = View {
+            obstacles: &all,
+            ..view(&installed)
+        };
+        let decision = decide(&view);
+        assert_eq!(decision.reboot_waits.is_some(), !words.is_empty());
+        assert_eq!(decision.step == Step::Reboot, words.is_empty());
+    }
+}
