@@ -107,6 +107,16 @@ pub mod node_conditions {
     pub const TERMINATING: &str = "Terminating";
 }
 
+/// Audiences of tokens.
+pub mod audiences {
+    /// The audience of a token for the diagnostics of one node's Open vSwitch agent. It names the
+    /// node, so that a node that was shown a token cannot use it at another one.
+    #[must_use]
+    pub fn ovs_diagnostics(node: &str) -> String {
+        format!("cobalt-ovs-agent.{node}")
+    }
+}
+
 /// Leases.
 pub mod leases {
     /// Leader election of the hypervisor operator. It is the name of the deployed operator, so that

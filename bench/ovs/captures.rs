@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use axum::http::Method;
+use cobalt_api::names::audiences;
 use k8s_openapi::api::authentication::v1::{TokenRequest, TokenRequestSpec};
 use k8s_openapi::api::core::v1::ServiceAccount;
 use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
@@ -17,7 +18,7 @@ use serde_json::json;
 use crate::RHYTHM;
 use crate::agent::Agent;
 use crate::inside::{Asker, Door, Network};
-use crate::site::{NAMESPACE, Site};
+use crate::site::{HOST, NAMESPACE, Site};
 
 const ACCOUNT: &str = "bench-captures";
 const PORT: u16 = 9476;
@@ -121,7 +122,7 @@ async fn token(client: Client) -> Result<String> {
     bindings.create(&params, &binding).await?;
     let request = TokenRequest {
         spec: Some(TokenRequestSpec {
-            audiences: Some(vec!["cobalt-ovs-agent".to_owned()]),
+            audiences: Some(vec![audiences::ovs_diagnostics(HOST)]),
             ..TokenRequestSpec::default()
         }),
         ..TokenRequest::default()

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use cobalt_api::names::audiences;
 use cobalt_api::ovsnode::OvsNode;
 use cobalt_runtime::within;
 use k8s_openapi::api::authentication::v1::{TokenRequest, TokenRequestSpec};
@@ -14,8 +15,6 @@ use kube::{Api, Client};
 use super::agent::Trouble;
 
 const DEADLINE: Duration = Duration::from_secs(30);
-/// Whom a token is for: it is good for agents and for nobody else.
-const AUDIENCE: &str = "cobalt-ovs-agent";
 /// The shortest time that the API server grants; a capture needs its token only when it begins.
 const TOKEN_SECONDS: i64 = 600;
 
@@ -63,7 +62,8 @@ impl Place {
         })
     }
 
-    /// A token that the agent accepts. The person's own never leaves for a node.
+    /// A token that the agent of this node accepts, and nobody else. The person's own never leaves
+    /// for a node.
     ///
     /// # Errors
     ///
@@ -71,7 +71,7 @@ impl Place {
     pub async fn token(&self) -> Result<String, Trouble> {
         let request = TokenRequest {
             spec: Some(TokenRequestSpec {
-                audiences: Some(vec![AUDIENCE.to_owned()]),
+                audiences: Some(vec![audiences::ovs_diagnostics(&self.node)]),
                 expiration_seconds: Some(TOKEN_SECONDS),
                 bound_object_ref: None,
             }),

@@ -278,6 +278,8 @@ async fn a_node_is_shown_with_what_is_wrong_first() {
         call.user,
         format!("system:serviceaccount:{NAMESPACE}:{ACCOUNT}")
     );
+    // The token is of no use at another node.
+    assert_eq!(call.audience, format!("cobalt-ovs-agent.{node}"));
 
     let ended = world.run(&["show", &node, "-o", "json"]).await;
     ended.expect(0, &[]);

@@ -5,21 +5,25 @@ use std::time::{Duration, Instant};
 
 use axum::http::header::AUTHORIZATION;
 use axum::http::{HeaderMap, StatusCode};
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use cobalt_api::names::audiences;
 use cobalt_runtime::within;
-use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, UserInfo};
+use k8s_openapi::api::authentication::v1::{
+    TokenReview, TokenReviewSpec, TokenReviewStatus, UserInfo,
+};
 use k8s_openapi::api::authorization::v1::{
     ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec,
 };
 use kube::api::PostParams;
 use kube::{Api, Client};
+use serde_json::Value;
 use tokio::sync::Semaphore;
 
 use super::Refusal;
 use crate::metrics::{Metrics, RequestLabels};
 
-/// What a token for this agent and for nobody else is made for.
-pub const AUDIENCE: &str = "cobalt-ovs-agent";
-/// The Role of the chart that has both rights.
+/// The Role of the chart that has both rights, and the ServiceAccount that it is bound to.
 const ROLE: &str = "cobalt-ovs-diagnostics";
 /// Where the API server says which token it was.
 const CREDENTIAL: &str = "authentication.kubernetes.io/credential-id";
@@ -28,6 +32,9 @@ const DEADLINE: Duration = Duration::from_secs(10);
 const MAX_TOKEN: usize = 16 * 1024;
 /// What servers say of a client that went away before its answer.
 const GONE: u16 = 499;
+/// The longest life of a token, in seconds: what `kubectl create token` asks for unless told
+/// otherwise. A token that was stolen is of no use for longer.
+const LONGEST_LIFE: i64 = 3600;
 /// How many callers the API server is asked about at once.
 const REVIEWS: usize = 4;
 
@@ -98,38 +105,23 @@ impl Access {
         let token = bearer(headers).ok_or_else(|| {
             Refusal::new(
                 StatusCode::UNAUTHORIZED,
-                "no token: send the header \"Authorization: Bearer TOKEN\" with a token of \
-                 `kubectl create token`, or use `cobalt ovs`",
+                "no token: use `cobalt ovs`, or send the header \"Authorization: Bearer TOKEN\" with a \
+                 token of `kubectl create token` for the audience of this agent",
             )
         })?;
-        let audiences = [Some(vec![AUDIENCE.to_owned()]), None];
-        let mut why = None;
-        for audiences in audiences {
-            let spec = TokenReviewSpec {
-                audiences,
+        let review = TokenReview {
+            spec: TokenReviewSpec {
+                audiences: Some(vec![audiences::ovs_diagnostics(&self.node)]),
                 token: token.to_owned(),
-            };
-            let review = TokenReview {
-                spec,
-                ..TokenReview::default()
-            };
-            let api: Api<TokenReview> = Api::all(self.client.clone());
-            let reviewed = self
-                .ask(api.create(&PostParams::default(), &review))
-                .await?;
-            let status = reviewed.status.unwrap_or_default();
-            if status.authenticated == Some(true) {
-                return Ok(Caller::new(status.user.unwrap_or_default()));
-            }
-            why = why.or(status.error);
-        }
-        let why = why.map_or_else(String::new, |why| format!(" ({why})"));
-        Err(Refusal::new(
-            StatusCode::UNAUTHORIZED,
-            format!(
-                "the API server does not know this token{why}: it may have expired; make a new one"
-            ),
-        ))
+            },
+            ..TokenReview::default()
+        };
+        let api: Api<TokenReview> = Api::all(self.client.clone());
+        let reviewed = self
+            .ask(api.create(&PostParams::default(), &review))
+            .await?;
+        let status = reviewed.status.unwrap_or_default();
+        admit(&self.namespace, &self.node, status, &Claims::read(token))
     }
 
     /// Whether they may.
@@ -196,6 +188,79 @@ impl Access {
             )
         })
     }
+}
+
+/// What a token says of itself. Nobody has checked it, so it may only make the judgement stricter
+/// or a refusal clearer.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Claims {
+    audiences: Vec<String>,
+    /// How long it is good for, in seconds.
+    life: Option<i64>,
+}
+
+impl Claims {
+    /// Of a JWT. Another kind of token says nothing.
+    fn read(token: &str) -> Self {
+        let payload = token.split('.').nth(1).unwrap_or_default();
+        let payload = URL_SAFE_NO_PAD.decode(payload).unwrap_or_default();
+        let claims: Value = serde_json::from_slice(&payload).unwrap_or_default();
+        let audiences = match claims.get("aud") {
+            Some(Value::String(one)) => vec![one.clone()],
+            Some(Value::Array(all)) => {
+                let all = all.iter().filter_map(Value::as_str);
+                all.map(str::to_owned).collect()
+            }
+            _ => Vec::new(),
+        };
+        let time = |name| claims.get(name).and_then(Value::as_i64);
+        Self {
+            audiences,
+            life: time("exp").and_then(|exp| exp.checked_sub(time("iat")?)),
+        }
+    }
+}
+
+/// Whether a token that the API server has reviewed is good for the agent of this node.
+fn admit(
+    namespace: &str,
+    node: &str,
+    status: TokenReviewStatus,
+    claims: &Claims,
+) -> Result<Caller, Refusal> {
+    let audience = audiences::ovs_diagnostics(node);
+    let remedy = format!(
+        "use `cobalt ovs`, or make one with `kubectl -n {namespace} create token {ROLE} --audience \
+         {audience}`"
+    );
+    let refuse = |why: String| Err(Refusal::new(StatusCode::UNAUTHORIZED, why));
+    let is_known = status.authenticated == Some(true);
+    let confirmed = status.audiences.unwrap_or_default();
+    if is_known && confirmed.contains(&audience) {
+        return match claims.life.filter(|life| *life > LONGEST_LIFE) {
+            None => Ok(Caller::new(status.user.unwrap_or_default())),
+            Some(life) => refuse(format!(
+                "this token is good for {life} s, and the agent takes none that is good for more \
+                 than {LONGEST_LIFE} s: {remedy}"
+            )),
+        };
+    }
+    // An API server that knows the token and says nothing of the audience means its own.
+    if is_known || !claims.audiences.is_empty() && !claims.audiences.contains(&audience) {
+        let whom = match claims.audiences.as_slice() {
+            [] => "the API server".to_owned(),
+            all => all.join(", "),
+        };
+        return refuse(format!(
+            "this token is for {whom}, not for the agent of {node}: {remedy}"
+        ));
+    }
+    let why = status
+        .error
+        .map_or_else(String::new, |why| format!(" ({why})"));
+    refuse(format!(
+        "the API server does not know this token{why}: it may have expired; {remedy}"
+    ))
 }
 
 /// The token of a request.
@@ -347,5 +412,109 @@ mod tests {
             assert_eq!(bearer(&headers), token, "{header}");
         }
         assert_eq!(bearer(&HeaderMap::new()), None);
+    }
+
+    fn token(claims: &str) -> String {
+        format!("e30.{}.c2ln", URL_SAFE_NO_PAD.encode(claims))
+    }
+
+    #[test]
+    fn claims_are_read_from_a_jwt_and_anything_else_says_nothing() {
+        let cases: [(String, &[&str], Option<i64>); 5] = [
+            (
+                token(r#"{"aud":["a","b"],"exp":1600,"iat":1000}"#),
+                &["a", "b"],
+                Some(600),
+            ),
+            (token(r#"{"aud":"a","exp":1600}"#), &["a"], None),
+            (
+                token(r#"{"aud":7,"exp":-2,"iat":9223372036854775807}"#),
+                &[],
+                None,
+            ),
+            ("nonsense".to_owned(), &[], None),
+            (".!.".to_owned(), &[], None),
+        ];
+        for (token, audiences, life) in cases {
+            let audiences = audiences.iter().map(|one| (*one).to_owned()).collect();
+            assert_eq!(Claims::read(&token), Claims { audiences, life }, "{token}");
+        }
+    }
+
+    #[test]
+    fn only_a_short_token_for_this_node_is_taken() {
+        let own = "cobalt-ovs-agent.hv1";
+        let other = "cobalt-ovs-agent.hv2";
+        let server = "https://kubernetes.default.svc";
+        type Case<'a> = (
+            Option<bool>,
+            &'a [&'a str],
+            &'a str,
+            Option<i64>,
+            Option<&'a str>,
+        );
+        let cases: [Case; 9] = [
+            (Some(true), &[own], own, Some(600), None),
+            (Some(true), &[own], own, Some(3600), None),
+            // Not a JWT, and the API server vouches for it.
+            (Some(true), &[own], "", None, None),
+            (Some(true), &[own], own, Some(3601), Some("good for 3601 s")),
+            (
+                None,
+                &[],
+                other,
+                Some(600),
+                Some("is for cobalt-ovs-agent.hv2, not for the agent of hv1"),
+            ),
+            (
+                Some(false),
+                &[],
+                server,
+                Some(600),
+                Some("is for https://kubernetes.default.svc"),
+            ),
+            // An authenticator that knows no audiences speaks for the API server alone.
+            (Some(true), &[], "", None, Some("is for the API server")),
+            (
+                Some(true),
+                &[server],
+                server,
+                Some(600),
+                Some("is for https://kubernetes.default.svc"),
+            ),
+            (
+                None,
+                &[],
+                own,
+                Some(600),
+                Some("does not know this token (expired)"),
+            ),
+        ];
+        for (authenticated, confirmed, claimed, life, refusal) in cases {
+            let status = TokenReviewStatus {
+                authenticated,
+                audiences: Some(confirmed.iter().map(|one| (*one).to_owned()).collect()),
+                error: (authenticated != Some(true)).then(|| "expired".to_owned()),
+                user: None,
+            };
+            let claims = Claims {
+                audiences: [claimed]
+                    .map(str::to_owned)
+                    .into_iter()
+                    .filter(|one| !one.is_empty())
+                    .collect(),
+                life,
+            };
+            match (admit("ovn-system", "hv1", status, &claims), refusal) {
+                (Ok(_), None) => {}
+                (Err(refused), Some(words)) => {
+                    assert_eq!(refused.status, StatusCode::UNAUTHORIZED);
+                    let text = refused.text;
+                    assert!(text.contains(words), "{text}");
+                    assert!(text.contains("--audience cobalt-ovs-agent.hv1"), "{text}");
+                }
+                (admitted, refusal) => panic!("{claimed}: {admitted:?}, not {refusal:?}"),
+            }
+        }
     }
 }

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, SystemTime};
 
 use axum::http::Method;
+use cobalt_api::names::audiences;
 use cobalt_api::ovsnode::Diagnostics;
 use cobalt_lab::LabConfig;
 use cobalt_lab::plan::Flavour;
@@ -25,7 +26,6 @@ use crate::inside::{Answer, Asker, Captured, Door, Network};
 use crate::support::{Agent, Hosts, NAMESPACE, PATIENCE, Shown, server, unique};
 use crate::switch::thresholds;
 
-const AUDIENCE: &str = "cobalt-ovs-agent";
 /// What is published as the address of the node; nobody goes there.
 const NODE_IP: &str = "192.0.2.200";
 
@@ -77,11 +77,17 @@ impl Accounts {
         name
     }
 
-    async fn token(&self, account: &str, audience: Option<&str>) -> String {
+    /// A token for the agent of a node.
+    async fn token(&self, account: &str, node: &str) -> String {
+        let audience = audiences::ovs_diagnostics(node);
+        self.token_for(account, Some(&audience), 600).await
+    }
+
+    async fn token_for(&self, account: &str, audience: Option<&str>, seconds: i64) -> String {
         let request = TokenRequest {
             spec: Some(TokenRequestSpec {
                 audiences: audience.map(|audience| vec![audience.to_owned()]),
-                expiration_seconds: Some(600),
+                expiration_seconds: Some(seconds),
                 ..TokenRequestSpec::default()
             }),
             ..TokenRequest::default()
@@ -283,7 +289,6 @@ async fn questions_are_answered_and_captures_leave_nothing_behind() {
     let (server, client) = server().await;
     let accounts = Accounts::new(&client);
     let account = accounts.account("all", &["get", "create"]).await;
-    let token = accounts.token(&account, Some(AUDIENCE)).await;
     // Rights take a moment to be known; the host is not ready yet, either.
     let others = [
         accounts.account("reader", &["get"]).await,
@@ -309,10 +314,11 @@ async fn questions_are_answered_and_captures_leave_nothing_behind() {
     let mut agent = site.agent(&[]).await;
     let published = site.published(None).await;
     assert_eq!(published.url, format!("https://{NODE_IP}:9476"));
+    let token = accounts.token(&account, &site.shown.name).await;
     let asker = site.asker(&agent, &published, &token);
     site.shown.well().await;
 
-    who_may(&asker, &accounts, &account, &others).await;
+    who_may(&asker, &site.shown.name, &accounts, &account, &others).await;
     certificates(&asker).await;
     every_question(&asker, 1).await;
     captures(&site, &agent, &asker, 1).await;
@@ -327,7 +333,11 @@ async fn questions_are_answered_and_captures_leave_nothing_behind() {
     site = Site::new(lab, "hv2", &client, server).await;
     let mut agent = site.agent(&[]).await;
     let published = site.published(None).await;
+    // What one node was shown is of no use at another.
     let asker = site.asker(&agent, &published, &token);
+    refuses(&asker, &token, "not for the agent of hv2-").await;
+    let token = accounts.token(&account, &site.shown.name).await;
+    let asker = asker.with_token(Some(&token));
     site.shown.well().await;
     every_question(&asker, 2).await;
     captures(&site, &agent, &asker, 2).await;
@@ -335,30 +345,50 @@ async fn questions_are_answered_and_captures_leave_nothing_behind() {
     site.lab.down().await.unwrap();
 }
 
+/// Shows an agent a token that it does not take.
+async fn refuses(asker: &Asker, token: &str, reason: &str) {
+    let (status, answer) = asker.with_token(Some(token)).get("/v1/bridges").await;
+    assert_eq!(status, 401, "{answer}");
+    let text = answer["error"].as_str().unwrap();
+    assert!(text.contains(reason), "{text}");
+}
+
 async fn who_may(
     asker: &Asker,
+    node: &str,
     accounts: &Accounts,
     account: &str,
     [reader, nobody]: &[String; 2],
 ) {
-    for (token, reason) in [
-        (None, "Authorization: Bearer"),
-        (Some("nonsense"), "does not know this token"),
+    let (status, answer) = asker.with_token(None).get("/v1/bridges").await;
+    assert_eq!(status, 401, "{answer}");
+    let text = answer["error"].as_str().unwrap();
+    assert!(text.contains("Authorization: Bearer"), "{text}");
+    refuses(asker, "nonsense", "does not know this token").await;
+    let own = audiences::ovs_diagnostics(node);
+    for (audience, reason) in [
+        (
+            Some("somebody-else"),
+            "is for somebody-else, not for the agent of ",
+        ),
+        (
+            Some("cobalt-ovs-agent"),
+            "is for cobalt-ovs-agent, not for the agent of ",
+        ),
+        (
+            Some("cobalt-ovs-agent.another"),
+            "is for cobalt-ovs-agent.another, not for ",
+        ),
+        // A token for the API server itself, as kubectl makes it.
+        (None, "not for the agent of "),
     ] {
-        let (status, answer) = asker.with_token(token).get("/v1/bridges").await;
-        assert_eq!(status, 401, "{answer}");
-        let text = answer["error"].as_str().unwrap();
-        assert!(text.contains(reason), "{text}");
+        let token = accounts.token_for(account, audience, 600).await;
+        refuses(asker, &token, reason).await;
     }
-    let elsewhere = accounts.token(account, Some("somebody-else")).await;
-    let (status, _) = asker.with_token(Some(&elsewhere)).get("/v1/bridges").await;
-    assert_eq!(status, 401);
-    // A token for the API server itself, as kubectl makes it.
-    let plain = accounts.token(account, None).await;
-    let (status, _) = asker.with_token(Some(&plain)).get("/v1/bridges").await;
-    assert_eq!(status, 200);
+    let long = accounts.token_for(account, Some(&own), 7200).await;
+    refuses(asker, &long, "is good for 7200 s").await;
 
-    let token = accounts.token(nobody, Some(AUDIENCE)).await;
+    let token = accounts.token(nobody, node).await;
     let (status, answer) = asker.with_token(Some(&token)).get("/v1/nothing").await;
     assert_eq!(status, 403);
     let text = answer["error"].as_str().unwrap();
@@ -366,7 +396,7 @@ async fn who_may(
     for part in [user.as_str(), "may not get", "cobalt-ovs-diagnostics"] {
         assert!(text.contains(part), "{text}");
     }
-    let token = accounts.token(reader, Some(AUDIENCE)).await;
+    let token = accounts.token(reader, node).await;
     let reader = asker.with_token(Some(&token));
     assert_eq!(reader.get("/v1/bridges").await.0, 200);
     let (status, text) = reader.refused("interface=vm1").await;
@@ -681,8 +711,8 @@ async fn without_a_switch_or_an_api_server_it_says_so() {
     let (server, client) = server().await;
     let accounts = Accounts::new(&client);
     let account = accounts.account("all", &["get", "create"]).await;
-    let token = accounts.token(&account, Some(AUDIENCE)).await;
     let shown = Shown::new(&client, unique("questions"));
+    let token = accounts.token(&account, &shown.name).await;
     let nowhere = tempfile::tempdir().unwrap();
     let rundir = nowhere.path().display();
     let mut flags = vec![
@@ -712,6 +742,11 @@ async fn without_a_switch_or_an_api_server_it_says_so() {
         sha256: published.certificate_sha256,
         token: Some(token),
     };
+    // Whose token it is comes first.
+    let other = accounts.token(&account, "another").await;
+    refuses(&asker, &other, "not for the agent of questions-").await;
+    let plain = accounts.token_for(&account, None, 600).await;
+    refuses(&asker, &plain, "not for the agent of questions-").await;
     let (status, answer) = asker.get("/v1/bridges").await;
     assert_eq!(status, 503, "{answer}");
     let (status, text) = asker.refused("interface=vm1").await;

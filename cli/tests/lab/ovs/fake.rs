@@ -10,6 +10,8 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::combinators::BoxBody;
@@ -31,9 +33,6 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 
-/// Whom tokens must be for.
-const AUDIENCE: &str = "cobalt-ovs-agent";
-
 /// What it was asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
@@ -42,6 +41,8 @@ pub struct Call {
     pub arguments: BTreeMap<String, String>,
     /// Whose token it was shown.
     pub user: String,
+    /// Whom that token is for, and nobody else.
+    pub audience: String,
 }
 
 /// What it does when it is asked.
@@ -192,14 +193,15 @@ async fn answer(
     plan: Arc<Plan>,
     request: Request<Incoming>,
 ) -> io::Result<Response<Body>> {
-    let Some(user) = user(&client, &request).await else {
-        let refusal = json!({ "error": "the token is not for cobalt-ovs-agent" });
+    let Some((user, audience)) = user(&client, &request).await else {
+        let refusal = json!({ "error": "the token is not for an agent" });
         return Ok(respond(401, refusal.to_string()));
     };
     let call = Call {
         what: format!("{} {}", request.method(), request.uri().path()),
         arguments: arguments(request.uri().query().unwrap_or_default()),
         user,
+        audience,
     };
     seen.calls.lock().unwrap().push(call.clone());
     match plan(&call) {
@@ -232,22 +234,29 @@ fn respond(code: u16, text: String) -> Response<Body> {
     response.body(body.boxed()).unwrap()
 }
 
-/// Whose token it is, if it is for agents.
-async fn user(client: &Client, request: &Request<Incoming>) -> Option<String> {
+/// Whose token it is, and whom it is for, if that is one agent and the API server says so.
+async fn user(client: &Client, request: &Request<Incoming>) -> Option<(String, String)> {
     let token = request.headers().get("authorization")?.to_str().ok()?;
+    let token = token.strip_prefix("Bearer ")?;
+    let claims = URL_SAFE_NO_PAD.decode(token.split('.').nth(1)?).unwrap();
+    let claims: Value = serde_json::from_slice(&claims).unwrap();
+    let [Value::String(audience)] = claims["aud"].as_array()?.as_slice() else {
+        return None;
+    };
+    let audience = audience.clone();
     let review = TokenReview {
         spec: TokenReviewSpec {
-            token: token.strip_prefix("Bearer ")?.to_owned(),
-            audiences: Some(vec![AUDIENCE.to_owned()]),
+            token: token.to_owned(),
+            audiences: Some(vec![audience.clone()]),
         },
         ..TokenReview::default()
     };
     let reviews: Api<TokenReview> = Api::all(client.clone());
     let reviewed = reviews.create(&PostParams::default(), &review).await;
     let status = reviewed.unwrap().status?;
-    let is_for_us = status.audiences?.iter().any(|one| one == AUDIENCE);
+    let is_for_us = status.audiences?.contains(&audience);
     let is_known = status.authenticated? && is_for_us;
-    status.user?.username.filter(|_| is_known)
+    Some((status.user?.username.filter(|_| is_known)?, audience))
 }
 
 fn arguments(query: &str) -> BTreeMap<String, String> {
