@@ -19,11 +19,13 @@ use anyhow::{Result, bail};
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
 use cobalt_api::duration;
+use serde_json::json;
 
 use begin::{Begun, Wish};
 use cluster::Cluster;
 
-use crate::text::put;
+use crate::output::OutputArgs;
+use crate::server;
 
 const DRAIN_HELP: &str = "\
 Examples:
@@ -85,6 +87,8 @@ pub struct DrainArgs {
     /// Why, for those who find the host out of service
     #[arg(long, value_name = "TEXT", value_parser = NonEmptyStringValueParser::new())]
     reason: Option<String>,
+    #[command(flatten)]
+    output: OutputArgs,
 }
 
 /// Flags of `cobalt undrain`.
@@ -97,6 +101,8 @@ pub struct UndrainArgs {
     /// Follow the hosts until they are back in service
     #[arg(long)]
     wait: bool,
+    #[command(flatten)]
+    output: OutputArgs,
 }
 
 /// The limits of the API, so that a mistake is told before anything is written.
@@ -111,10 +117,11 @@ fn timeout(text: &str) -> Result<String> {
 
 /// Drains.
 pub async fn drain(arguments: DrainArgs) -> Result<ExitCode> {
-    let cluster = Cluster::new(cobalt_runtime::client().await?);
+    let cluster = Cluster::new(server::client().await?);
     let nodes = each_once(arguments.nodes);
+    let format = arguments.output.output;
     if arguments.plan {
-        return plan::run(&cluster, &nodes, arguments.reason).await;
+        return plan::run(&cluster, &nodes, arguments.reason, format).await;
     }
     let wish = Wish {
         reason: arguments.reason,
@@ -132,19 +139,21 @@ pub async fn drain(arguments: DrainArgs) -> Result<ExitCode> {
     let mut all = Vec::new();
     for node in &nodes {
         let begun = begin::begin(&cluster, node, &wish).await?;
-        put(&format!("{node}: {}\n", tell(&begun, arguments.wait)));
+        format.progress(&format!("{node}: {}\n", tell(&begun, arguments.wait)));
         all.push(begun);
     }
     if !arguments.wait {
+        format.document(&json!({ "hosts": all }))?;
         return Ok(ExitCode::SUCCESS);
     }
-    follow::follow(&cluster, all, interrupts).await
+    follow::follow(&cluster, all, interrupts, format).await
 }
 
 /// Takes drains back.
 pub async fn undrain(arguments: UndrainArgs) -> Result<ExitCode> {
-    let cluster = Cluster::new(cobalt_runtime::client().await?);
-    undo::run(&cluster, &each_once(arguments.nodes), arguments.wait).await
+    let cluster = Cluster::new(server::client().await?);
+    let nodes = each_once(arguments.nodes);
+    undo::run(&cluster, &nodes, arguments.wait, arguments.output.output).await
 }
 
 /// What has begun, and how to go on from here.

@@ -1,13 +1,22 @@
 //! The `cobalt` command.
 
+// `print!` panics when nobody reads any more; `text::put` does not.
+#![deny(clippy::print_stdout)]
+
+// First: its macros are for all the others.
+#[macro_use]
+mod text;
+
+mod completion;
 mod drain;
 mod onboard;
+mod output;
 mod ovs;
-mod text;
+mod server;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
 /// CobaltCore: virtual machines at data-centre scale.
@@ -30,6 +39,8 @@ enum Command {
     Undrain(drain::UndrainArgs),
     /// Look into Open vSwitch on a node: health, ports, flows, traces, packets.
     Ovs(ovs::OvsArgs),
+    /// Print a script with which a shell completes commands and flags.
+    Completion(completion::CompletionArgs),
 }
 
 /// kube logs every refused connection as an error, also while a server is still starting; what
@@ -43,6 +54,8 @@ async fn main() -> ExitCode {
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
+        // It would tell standard error that standard error is closed.
+        .log_internal_errors(false)
         .init();
     if rustls::crypto::ring::default_provider()
         .install_default()
@@ -56,11 +69,12 @@ async fn main() -> ExitCode {
         Command::Drain(arguments) => drain::drain(arguments).await,
         Command::Undrain(arguments) => drain::undrain(arguments).await,
         Command::Ovs(arguments) => ovs::run(arguments).await,
+        Command::Completion(arguments) => Ok(completion::run(&arguments, Cobalt::command())),
     };
     match done {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            eprintln!("error: {}", server::explain(&error));
             ExitCode::FAILURE
         }
     }

@@ -14,13 +14,16 @@ mod show;
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand};
 use cobalt_api::ovsnode::OvsNode;
+use serde_json::json;
 
 use agent::{Agent, query};
 use cluster::Place;
 
-use crate::text::{clean, clean_lines, put};
+use crate::output::{Format, OutputArgs};
+use crate::server;
+use crate::text::{clean, clean_lines};
 
 /// Where the chart of the agent is installed.
 const NAMESPACE: &str = "ovn-system";
@@ -77,6 +80,7 @@ Examples:
   cobalt ovs flows hv1 --conntrack --zone 7      connections, of one zone
   cobalt ovs flows hv1 br-ex --fdb               which MAC address was seen behind which port
   cobalt ovs flows hv1 --bonds                   bonds and LACP
+  cobalt ovs flows hv1 -o json | jq -r .text     the same, in a JSON document
 
 Exit codes:
   0  printed
@@ -119,7 +123,7 @@ struct TargetArgs {
 
 impl TargetArgs {
     async fn place(self) -> Result<Place> {
-        let client = cobalt_runtime::client().await?;
+        let client = server::client().await?;
         Ok(Place::new(
             client,
             self.node,
@@ -134,15 +138,8 @@ impl TargetArgs {
 struct ShowArgs {
     #[command(flatten)]
     target: TargetArgs,
-    /// For people, or for programs
-    #[arg(long, short, value_name = "FORMAT", default_value = "text")]
-    output: Format,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Format {
-    Text,
-    Json,
+    #[command(flatten)]
+    output: OutputArgs,
 }
 
 #[derive(Debug, Args)]
@@ -155,6 +152,8 @@ struct TraceArgs {
     /// The packet, in the words of ovs-fields(7)
     #[arg(value_parser = flow)]
     flow: String,
+    #[command(flatten)]
+    output: OutputArgs,
 }
 
 #[derive(Debug, Args)]
@@ -170,6 +169,8 @@ struct FlowsArgs {
     /// Only connections of this zone
     #[arg(long, value_name = "N", requires = "conntrack")]
     zone: Option<u16>,
+    #[command(flatten)]
+    output: OutputArgs,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Args)]
@@ -208,7 +209,7 @@ pub async fn run(arguments: OvsArgs) -> Result<ExitCode> {
     match arguments.command {
         Command::Show(arguments) => {
             let place = arguments.target.place().await?;
-            show::run(place, arguments.output == Format::Json).await
+            show::run(place, arguments.output.output == Format::Json).await
         }
         Command::Trace(arguments) => {
             let place = arguments.target.place().await?;
@@ -218,9 +219,17 @@ pub async fn run(arguments: OvsArgs) -> Result<ExitCode> {
                 ("flow", &arguments.flow),
             ];
             let mut agent = Agent::new(place, &node);
-            put(&clean_lines(
-                &agent.text(&query("/v1/trace", &asked)).await?,
-            ));
+            let text = agent.text(&query("/v1/trace", &asked)).await?;
+            let document = json!({
+                "node": node.metadata.name,
+                "bridge": arguments.bridge,
+                "flow": arguments.flow,
+                "text": text,
+            });
+            arguments
+                .output
+                .output
+                .print(&clean_lines(&text), &document)?;
             Ok(ExitCode::SUCCESS)
         }
         Command::Flows(arguments) => {
@@ -233,7 +242,11 @@ pub async fn run(arguments: OvsArgs) -> Result<ExitCode> {
                 arguments.zone,
             )?;
             let text = Agent::new(place, &node).text(&path).await?;
-            put(&clean_lines(&text));
+            let document = json!({ "node": node.metadata.name, "question": path, "text": text });
+            arguments
+                .output
+                .output
+                .print(&clean_lines(&text), &document)?;
             Ok(ExitCode::SUCCESS)
         }
         Command::Capture(arguments) => capture::run(arguments).await,

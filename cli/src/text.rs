@@ -4,9 +4,22 @@
 //! terminal.
 
 use std::fmt::Write as _;
-use std::io::{Write as _, stdout};
+use std::io::{Write as _, stderr, stdout};
 
 use jiff::Timestamp;
+
+/// In place of the macro of the standard library, which panics when nobody reads any more.
+macro_rules! eprintln {
+    ($($argument:tt)*) => {
+        $crate::text::tell(&(format!($($argument)*) + "\n"))
+    };
+}
+
+/// Prints on standard error. A reader that has gone away is no reason to stop.
+pub fn tell(text: &str) {
+    let mut out = stderr().lock();
+    out.write_all(text.as_bytes()).ok();
+}
 
 /// Prints. A reader that has gone away is no reason to stop in the middle of the work.
 pub fn put(text: &str) {

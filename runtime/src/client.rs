@@ -43,6 +43,17 @@ pub async fn client() -> Result<Client, ClientError> {
     build(infer().await?)
 }
 
+/// The same, and the address of the API server.
+///
+/// # Errors
+///
+/// When there is no usable configuration. The API server need not be there.
+pub async fn client_and_address() -> Result<(Client, String), ClientError> {
+    let config = infer().await?;
+    let address = config.cluster_url.to_string();
+    Ok((build(config)?, address))
+}
+
 /// A client of the same cluster with another identity.
 ///
 /// # Errors

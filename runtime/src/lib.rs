@@ -26,7 +26,9 @@ mod watch;
 pub use apply::{ApplyError, apply, apply_status};
 pub use backoff::{Backoff, jitter};
 pub use chain::chain;
-pub use client::{ClientError, client, client_from_file, client_with_token, led};
+pub use client::{
+    ClientError, client, client_and_address, client_from_file, client_with_token, led,
+};
 pub use deadline::within;
 pub use health::{Health, Pulse};
 pub use http::serve;

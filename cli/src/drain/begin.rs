@@ -14,6 +14,7 @@ use cobalt_api::hypervisor::{Hypervisor, Maintenance, Phase};
 use cobalt_api::names::labels;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::{Resource, ResourceExt};
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::cluster::Cluster;
@@ -88,8 +89,9 @@ pub enum Step {
 }
 
 /// A drain that is under way.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
 pub struct Begun {
+    #[serde(rename = "name")]
     pub node: String,
     pub uid: String,
     /// It was under way before.

@@ -10,6 +10,7 @@ use futures::stream::select_all;
 use jiff::Timestamp;
 use kube::ResourceExt;
 use kube::runtime::{WatchStreamExt, watcher};
+use serde_json::{Value, json};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
@@ -19,13 +20,15 @@ use super::cluster::{Cluster, Sight};
 use super::screen::{Screen, answers, can_ask};
 use super::undo;
 use super::view::{Drain, changes, ending, frame};
+use crate::output::Format;
 use crate::text::put;
 
 /// The exit code of a drain that goes on without us.
 pub const LEFT_RUNNING: u8 = 130;
 /// How often the times on the terminal are brought up to date.
 const TICK: Duration = Duration::from_secs(1);
-const QUESTION: &str = "Cancel the drain (c), or leave it running (l)? ";
+const QUESTION: &str = "The drain goes on. Type c and Enter to cancel it, or l and Enter to leave it \
+                        running (so does Ctrl-C): ";
 
 /// The exit code of an outcome.
 pub fn code(outcome: Outcome) -> u8 {
@@ -66,6 +69,7 @@ struct Follower<'a> {
     watches: Vec<(String, Sight)>,
     screen: Option<Screen>,
     dialogue: Dialogue,
+    format: Format,
 }
 
 /// A listener for Ctrl-C, which then does not end the program.
@@ -78,6 +82,7 @@ pub async fn follow(
     cluster: &Cluster,
     begun: Vec<Begun>,
     mut interrupts: Signal,
+    format: Format,
 ) -> Result<ExitCode> {
     let watches = begun.iter().enumerate().map(|(index, one)| {
         let changes = watcher::watch_object(cluster.evictions.clone(), &one.node);
@@ -87,7 +92,7 @@ pub async fn follow(
     let mut watches = select_all(watches);
     let mut tick = tokio::time::interval(TICK);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut follower = Follower::new(cluster, begun);
+    let mut follower = Follower::new(cluster, begun, format);
     while follower.drains.iter().any(|drain| drain.outcome.is_none()) {
         tokio::select! {
             change = watches.next() => match change {
@@ -97,7 +102,7 @@ pub async fn follow(
             },
             _ = tick.tick(), if follower.screen.is_some() => {}
             Some(()) = interrupts.recv() => {
-                if let Some(code) = follower.interrupt() {
+                if let Some(code) = follower.interrupt()? {
                     return Ok(code);
                 }
             }
@@ -109,7 +114,7 @@ pub async fn follow(
         }
         follower.draw();
     }
-    Ok(follower.end())
+    follower.end()
 }
 
 /// The next answer; never, if nobody was asked. None: there will be no answer.
@@ -121,7 +126,7 @@ async fn next(dialogue: &mut Dialogue) -> Option<String> {
 }
 
 impl<'a> Follower<'a> {
-    fn new(cluster: &'a Cluster, begun: Vec<Begun>) -> Self {
+    fn new(cluster: &'a Cluster, begun: Vec<Begun>, format: Format) -> Self {
         let (watches, drains) = begun
             .into_iter()
             .map(|one| {
@@ -136,8 +141,9 @@ impl<'a> Follower<'a> {
             cluster,
             drains,
             watches,
-            screen: Screen::open(),
+            screen: Screen::open().filter(|_| format == Format::Text),
             dialogue: Dialogue::Nothing,
+            format,
         }
     }
 
@@ -169,7 +175,7 @@ impl<'a> Follower<'a> {
             }
         }
         if self.screen.is_none() {
-            print_changes(drain, &after);
+            print_changes(drain, &after, self.format);
         }
         *drain = after;
     }
@@ -195,19 +201,19 @@ impl<'a> Follower<'a> {
     }
 
     /// Ctrl-C. Returns the exit code if nothing is to be asked.
-    fn interrupt(&mut self) -> Option<ExitCode> {
+    fn interrupt(&mut self) -> Result<Option<ExitCode>> {
         let Some(screen) = &mut self.screen else {
-            return Some(self.leave());
+            return Ok(Some(self.leave()?));
         };
         match self.dialogue {
             Dialogue::Nothing if can_ask() => {
                 screen.below(QUESTION);
                 self.dialogue = Dialogue::Asked(answers());
-                None
+                Ok(None)
             }
             _ => {
                 screen.below("\n");
-                Some(self.leave())
+                Ok(Some(self.leave()?))
             }
         }
     }
@@ -227,7 +233,7 @@ impl<'a> Follower<'a> {
                 }
                 Ok(None)
             }
-            Some("l" | "L") | None => Ok(Some(self.leave())),
+            Some("l" | "L") | None => Ok(Some(self.leave()?)),
             Some(_) => {
                 put(QUESTION);
                 Ok(None)
@@ -235,17 +241,18 @@ impl<'a> Follower<'a> {
         }
     }
 
-    fn leave(&self) -> ExitCode {
+    fn leave(&self) -> Result<ExitCode> {
         for drain in &self.drains {
             if drain.outcome.is_none() {
                 let node = &drain.node;
-                put(&format!(
+                self.format.progress(&format!(
                     "{node}: left running; `cobalt drain {node} --wait` follows it, `cobalt \
                      undrain {node}` cancels it\n"
                 ));
             }
         }
-        ExitCode::from(LEFT_RUNNING)
+        self.format.document(&document(&self.drains))?;
+        Ok(ExitCode::from(LEFT_RUNNING))
     }
 
     fn draw(&mut self) {
@@ -255,22 +262,37 @@ impl<'a> Follower<'a> {
         }
     }
 
-    fn end(mut self) -> ExitCode {
+    fn end(mut self) -> Result<ExitCode> {
         if let Some(screen) = &mut self.screen {
             match self.dialogue {
                 Dialogue::Asked(_) => screen.below("\n"),
                 Dialogue::Nothing | Dialogue::Cancelling => screen.clear(),
             }
         }
-        put(&ending(&self.drains, Timestamp::now()));
-        ExitCode::from(worst(self.drains.iter().filter_map(|drain| drain.outcome)))
+        let text = ending(&self.drains, Timestamp::now());
+        self.format.print(&text, &document(&self.drains))?;
+        let outcomes = self.drains.iter().filter_map(|drain| drain.outcome);
+        Ok(ExitCode::from(worst(outcomes)))
     }
 }
 
+/// The drains, for programs.
+fn document(drains: &[Drain]) -> Value {
+    let hosts = drains.iter().map(|drain| {
+        json!({
+            "name": drain.node,
+            "outcome": drain.outcome,
+            "note": drain.note,
+            "status": drain.status,
+        })
+    });
+    json!({ "hosts": hosts.collect::<Vec<_>>() })
+}
+
 /// Prints what has changed, line by line.
-pub fn print_changes(before: &Drain, after: &Drain) {
+pub fn print_changes(before: &Drain, after: &Drain, format: Format) {
     for line in changes(before, after) {
-        put(&format!("{line}\n"));
+        format.progress(&format!("{line}\n"));
     }
 }
 

@@ -11,12 +11,14 @@ use cobalt_api::eviction::{
 use futures::StreamExt;
 use kube::ResourceExt;
 use kube::runtime::{WatchStreamExt, watcher};
+use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::begin::{check, owner, transfer_labels};
 use super::cluster::{Cluster, Sight};
 use super::follow::{LEFT_RUNNING, interrupts};
 use super::text::{name, reason};
+use crate::output::Format;
 use crate::text::{clean, put, table};
 
 /// How long an operator may take to examine a host.
@@ -25,16 +27,28 @@ const EXAMINATION: Duration = Duration::from_secs(600);
 const SOME_CANNOT: u8 = 3;
 
 /// Shows the plans of hosts, one after the other.
-pub async fn run(cluster: &Cluster, nodes: &[String], why: Option<String>) -> Result<ExitCode> {
+pub async fn run(
+    cluster: &Cluster,
+    nodes: &[String],
+    why: Option<String>,
+    format: Format,
+) -> Result<ExitCode> {
     let why = why.unwrap_or_else(|| "cobalt drain --plan".to_owned());
     let mut all_can = true;
+    let mut hosts = Vec::new();
     for node in nodes {
         let Some(status) = examine(cluster, node, &why).await? else {
             return Ok(ExitCode::from(LEFT_RUNNING));
         };
-        put(&render(node, &status));
+        if format == Format::Text {
+            put(&render(node, &status));
+        }
         all_can &= can_all_move(&status);
+        hosts.push(json!({
+            "name": node, "canAllMove": can_all_move(&status), "instances": status.instances,
+        }));
     }
+    format.document(&json!({ "hosts": hosts }))?;
     Ok(ExitCode::from(if all_can { 0 } else { SOME_CANNOT }))
 }
 

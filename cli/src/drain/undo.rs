@@ -21,7 +21,8 @@ use super::begin::has_ended;
 use super::cluster::{Cluster, Sight, Written};
 use super::follow::print_changes;
 use super::view::Drain;
-use crate::text::{clean, put};
+use crate::output::Format;
+use crate::text::clean;
 
 /// More steps than it needs, however busy others are.
 const STEPS: usize = 20;
@@ -160,16 +161,29 @@ pub async fn begin(cluster: &Cluster, node: &str) -> Result<Undone> {
 /// # Errors
 ///
 /// Why one of them could not be asked for.
-pub async fn run(cluster: &Cluster, nodes: &[String], wait: bool) -> Result<ExitCode> {
+pub async fn run(
+    cluster: &Cluster,
+    nodes: &[String],
+    wait: bool,
+    format: Format,
+) -> Result<ExitCode> {
+    let mut hosts = Vec::new();
     for node in nodes {
-        put(&format!("{node}: {}\n", tell(&begin(cluster, node).await?)));
+        let undone = begin(cluster, node).await?;
+        format.progress(&format!("{node}: {}\n", tell(&undone)));
+        hosts.push(json!({
+            "name": node, "cleared": undone.cleared, "cancelled": undone.cancelled,
+        }));
     }
     let mut good = true;
     if wait {
-        for node in nodes {
-            good &= follow(cluster, node).await?;
+        for (node, host) in nodes.iter().zip(&mut hosts) {
+            let is_back = follow(cluster, node, format).await?;
+            host["inService"] = json!(is_back);
+            good &= is_back;
         }
     }
+    format.document(&json!({ "hosts": hosts }))?;
     Ok(if good {
         ExitCode::SUCCESS
     } else {
@@ -243,7 +257,7 @@ enum Seen {
 }
 
 /// Prints what changes until the host is back; returns whether it is.
-async fn follow(cluster: &Cluster, node: &str) -> Result<bool> {
+async fn follow(cluster: &Cluster, node: &str, format: Format) -> Result<bool> {
     // What is now is no news; what becomes of it is, even before a watch begins.
     let evictions = cluster.evictions_of(node).await?.into_iter();
     let mut drains: BTreeMap<String, Drain> = evictions
@@ -289,7 +303,7 @@ async fn follow(cluster: &Cluster, node: &str) -> Result<bool> {
                 if let Some(seen) = seen {
                     let after = view(node, seen.status);
                     if let Some(before) = drains.get(&name) {
-                        print_changes(before, &after);
+                        print_changes(before, &after, format);
                     }
                     drains.insert(name, after);
                 }
@@ -300,15 +314,15 @@ async fn follow(cluster: &Cluster, node: &str) -> Result<bool> {
         let Some(host) = &seen_host else { continue };
         match way(host, &under_way) {
             Way::Back => {
-                put(&format!("{node}: back in service\n"));
+                format.progress(&format!("{node}: back in service\n"));
                 return Ok(true);
             }
             Way::Stuck(why) => {
-                put(&format!("{node}: not back in service: {why}\n"));
+                format.progress(&format!("{node}: not back in service: {why}\n"));
                 return Ok(false);
             }
             Way::Waiting(what) if what != said => {
-                put(&format!("{node}: waiting for {what}\n"));
+                format.progress(&format!("{node}: waiting for {what}\n"));
                 said = what;
             }
             Way::Waiting(_) => {}

@@ -17,6 +17,7 @@ use clap::Args;
 use http::Method;
 use http_body_util::BodyExt;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use serde_json::json;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::MissedTickBehavior;
@@ -24,6 +25,7 @@ use tokio::time::MissedTickBehavior;
 use super::TargetArgs;
 use super::agent::{Agent, Answer, query};
 use super::pcap::{HEADER, NotPcap, Stream};
+use crate::output::{Format, OutputArgs};
 
 /// How often the progress is told, and a reader that has gone is looked for.
 const TICK: Duration = Duration::from_millis(500);
@@ -87,6 +89,9 @@ pub struct CaptureArgs {
     /// Keep so many bytes of each packet
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=262_144))]
     snaplen: Option<u32>,
+    /// What came of it: text, or one JSON document, for which the packets have to go to a file
+    #[command(flatten)]
+    output: OutputArgs,
 }
 
 impl CaptureArgs {
@@ -143,12 +148,20 @@ pub async fn run(arguments: CaptureArgs) -> Result<ExitCode> {
             return Ok(ExitCode::from(USAGE));
         }
     };
+    let format = arguments.output.output;
+    if format == Format::Json && to == Destination::Pipe {
+        eprintln!(
+            "error: the output has the packets: write them to a file with -w FILE for -o json"
+        );
+        return Ok(ExitCode::from(USAGE));
+    }
     // What cannot be written is found before anything is captured.
     if let Destination::File(path) = &to {
         check(path, arguments.force)?;
     }
     let path = arguments.path();
     let (force, packets) = (arguments.force, arguments.packets);
+    let interface = arguments.interface.clone();
     let place = arguments.target.place().await?;
     let node = place.ovs_node().await?;
     let mut agent = Agent::new(place, &node);
@@ -165,6 +178,15 @@ pub async fn run(arguments: CaptureArgs) -> Result<ExitCode> {
         Destination::File(path) => format!(" in {}", path.display()),
     };
     eprintln!("{}{into}; {told}", tally.tell());
+    format.document(&json!({
+        "node": node.metadata.name,
+        "interface": interface,
+        "file": arguments.write,
+        "packets": tally.packets,
+        "bytes": tally.bytes,
+        "isWhole": code == 0,
+        "message": told,
+    }))?;
     Ok(ExitCode::from(code))
 }
 

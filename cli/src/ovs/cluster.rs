@@ -6,13 +6,13 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use cobalt_api::names::audiences;
 use cobalt_api::ovsnode::OvsNode;
-use cobalt_runtime::within;
 use k8s_openapi::api::authentication::v1::{TokenRequest, TokenRequestSpec};
 use k8s_openapi::api::core::v1::ServiceAccount;
 use kube::api::PostParams;
 use kube::{Api, Client};
 
 use super::agent::Trouble;
+use crate::server::answer;
 
 const DEADLINE: Duration = Duration::from_secs(30);
 /// The shortest time that the API server grants; a capture needs its token only when it begins.
@@ -48,12 +48,9 @@ impl Place {
         let Self {
             node, namespace, ..
         } = self;
-        let found = within(DEADLINE, self.nodes.get_opt(node))
-            .await
-            .map_err(anyhow::Error::msg)
-            .with_context(|| {
-                format!("failed to read the OVSNode \"{node}\" in the namespace {namespace}")
-            })?;
+        let found = answer(self.nodes.get_opt(node)).await.with_context(|| {
+            format!("failed to read the OVSNode \"{node}\" in the namespace {namespace}")
+        })?;
         found.with_context(|| {
             format!(
                 "there is no OVSNode \"{node}\" in the namespace {namespace}; `kubectl get \

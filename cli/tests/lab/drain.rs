@@ -722,10 +722,10 @@ async fn on_a_terminal_an_interrupt_is_a_question() {
         let mut session = world.start_on_terminal(100, 20, &["drain", &host, "--wait"]);
         session.says("waiting for the operator").await;
         session.types("\u{3}").await;
-        session.says("leave it running (l)? ").await;
+        session.says("running (so does Ctrl-C): ").await;
         if answer == "l\n" {
             session.types("what?\n").await;
-            session.says("leave it running (l)? ").await;
+            session.says("running (so does Ctrl-C): ").await;
         }
         session.types(answer).await;
         session.end().await.expect(130, &["left running"]);
@@ -742,7 +742,7 @@ async fn on_a_terminal_an_interrupt_is_a_question() {
         .await;
     session.says("here -> there").await;
     session.types("\u{3}").await;
-    session.says("leave it running (l)? ").await;
+    session.says("running (so does Ctrl-C): ").await;
     session.types("c\n").await;
     session.says("being cancelled").await;
     let object = world.hypervisor(&host).await;
@@ -758,7 +758,7 @@ async fn on_a_terminal_an_interrupt_is_a_question() {
     let engine = FakeEngine::of(&world, &host).await;
     session.says("waiting for the operator").await;
     session.types("\u{3}").await;
-    session.says("leave it running (l)? ").await;
+    session.says("running (so does Ctrl-C): ").await;
     engine.ends(Outcome::Succeeded, json!([])).await;
     session.end().await.expect(0, &["Succeeded"]);
 }
@@ -926,4 +926,95 @@ async fn a_drain_is_followed_across_an_outage_of_the_api_server() {
     engine.ends(Outcome::Succeeded, json!([moved("a")])).await;
     session.end().await.expect(0, &["a has moved", "Succeeded"]);
     lab.down().await.unwrap();
+}
+
+/// The document that a command has printed, and nothing else.
+#[track_caller]
+fn document(ended: &Ended) -> Value {
+    serde_json::from_str(&ended.out).unwrap_or_else(|error| panic!("{error}: {ended:?}"))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn with_json_the_output_is_one_document_and_progress_is_elsewhere() {
+    let world = world().await;
+    let host = world.host("json").await;
+
+    let session = world.start(&["drain", &host, "--plan", "-o", "json"]);
+    let engine = plan_of(&world, &host).await;
+    engine.ends(Outcome::Succeeded, json!([blocked("a")])).await;
+    let ended = session.end().await;
+    ended.expect(3, &[]);
+    let said = document(&ended);
+    assert_eq!(said["hosts"][0]["name"], json!(host));
+    assert_eq!(said["hosts"][0]["canAllMove"], false);
+    assert_eq!(said["hosts"][0]["instances"][0]["id"], "id-a");
+
+    let session = world.start(&["drain", &host, "--wait", "-o", "json"]);
+    let engine = FakeEngine::of(&world, &host).await;
+    engine.ends(Outcome::Succeeded, json!([moved("a")])).await;
+    let ended = session.end().await;
+    ended.expect(0, &[]);
+    let said = document(&ended);
+    assert_eq!(said["hosts"][0]["name"], json!(host));
+    assert_eq!(said["hosts"][0]["outcome"], "Succeeded");
+    assert_eq!(said["hosts"][0]["status"]["instances"][0]["state"], "Moved");
+    assert!(ended.err.contains("the drain begins"), "{ended:?}");
+
+    let ended = world.run(&["undrain", &host, "--wait", "-o", "json"]).await;
+    ended.expect(0, &["goes back into service"]);
+    let said = document(&ended);
+    assert_eq!(said["hosts"][0]["cleared"], true);
+    assert_eq!(said["hosts"][0]["inService"], true);
+
+    let other = world.host("json").await;
+    let ended = world.run(&["drain", &other, "-o", "json"]).await;
+    ended.expect(0, &["the drain begins"]);
+    assert_eq!(document(&ended)["hosts"][0]["joined"], false);
+
+    // An error is no document.
+    let ended = world.run(&["drain", "nobody", "-o", "json"]).await;
+    ended.expect(1, &["there is no Hypervisor"]);
+    assert_eq!(ended.out, "");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn onboard_status_without_a_name_shows_every_host() {
+    let world = world().await;
+    let well = world.host("well").await;
+    let tested = world.host_with("tested", json!({}), "Testing").await;
+    let wait =
+        json!({ "reason": "Check", "message": "a test server", "since": "2026-01-01T00:00:00Z" });
+    world
+        .host_status(&tested, json!({ "waitingFor": wait }))
+        .await;
+
+    let ended = world.run(&["onboard", "status"]).await;
+    ended.expect(0, &["NAME", "PHASE", "SINCE", "WAITING FOR"]);
+    let line = |host: &str| {
+        let mut lines = ended.out.lines();
+        lines.find(|line| line.starts_with(host)).unwrap()
+    };
+    assert!(line(&well).contains("Active"), "{}", line(&well));
+    let of_tested = line(&tested);
+    for word in ["Testing", "a test server", "h"] {
+        assert!(of_tested.contains(word), "{of_tested}");
+    }
+
+    let all = document(&world.run(&["onboard", "status", "-o", "json"]).await);
+    let all = all["hosts"].as_array().unwrap();
+    let found = all
+        .iter()
+        .find(|host| host["name"] == json!(tested))
+        .unwrap();
+    assert_eq!(found["phase"], "Testing");
+    assert_eq!(found["waitingFor"], wait);
+    let one = world
+        .run(&["onboard", "status", &tested, "-o", "json"])
+        .await;
+    assert_eq!(document(&one)["hosts"], json!([found]));
+
+    // Who reads only the beginning is no reason to panic.
+    let person = world.people.path().join(DRAINER);
+    let (code, err) = crate::output::without_a_reader(&person, &["onboard", "status"]);
+    assert_eq!((code, err.as_str()), (Some(0), ""));
 }

@@ -17,6 +17,7 @@ mod machine;
 mod networks;
 mod obstacles;
 mod openstack;
+mod output;
 mod ovs;
 mod session;
 

@@ -389,6 +389,14 @@ async fn every_question_is_asked_and_its_answer_printed() {
         let call = calls.last().unwrap();
         assert_eq!(call.what, format!("GET {path}"));
         assert_eq!(call.arguments, arguments(given));
+        // The same in a document.
+        let ended = world.run(&[words, &["-o", "json"]].concat()).await;
+        ended.expect(0, &[]);
+        assert!(!ended.out.contains('\u{1b}'), "{:?}", ended.out);
+        let said: Value = serde_json::from_str(&ended.out).unwrap();
+        assert_eq!(said["node"], json!(node));
+        let expected = format!("GET {path}\n\tan\u{1b}]0;swer\u{7}");
+        assert_eq!(said["text"], json!(expected));
     }
 
     // Which bridge is meant is not guessed.
@@ -669,7 +677,15 @@ async fn a_file_is_not_overwritten_unless_by_force() {
     let force = [&words[..], &["--force"]].concat();
     send(&wires[0], &[header(), packet(b"one")]).await;
     drop(wires);
-    world.run(&force).await.expect(0, &["1 packet,"]);
+    // A program is told what came of it; packets in the output leave no room for that.
+    let ended = world.run(&["capture", &node, "tap0", "-o", "json"]).await;
+    ended.expect(2, &["-w FILE"]);
+    let ended = world.run(&[&force[..], &["-o", "json"]].concat()).await;
+    ended.expect(0, &["1 packet,"]);
+    let said: Value = serde_json::from_str(&ended.out).unwrap();
+    assert_eq!(said["packets"], 1);
+    assert_eq!(said["file"], json!(file));
+    assert_eq!(said["isWhole"], true);
     let captured = std::fs::read(&file).unwrap();
     assert_eq!(packets(&captured), [b"one"]);
 
