@@ -104,7 +104,7 @@ pub struct Begun {
 ///
 /// Why not.
 pub fn check(host: &Hypervisor) -> Result<(), Refusal> {
-    if host.metadata.deletion_timestamp.is_some() {
+    if host.metadata.deletion_timestamp.is_some() && !has_lost_its_node(host) {
         return Err(Refusal::BeingDeleted);
     }
     match host.spec.maintenance() {
@@ -132,6 +132,14 @@ pub fn check(host: &Hypervisor) -> Result<(), Refusal> {
         None if conditions::find(&status.conditions, Type::Onboarding).is_some() => Ok(()),
         None => Err(Refusal::Unseen),
     }
+}
+
+/// Whether the operator holds a Hypervisor whose Node is gone until its instances have left.
+fn has_lost_its_node(host: &Hypervisor) -> bool {
+    host.status.as_ref().is_some_and(|status| {
+        conditions::is_true(&status.conditions, Type::Terminating)
+            && conditions::is_false(&status.conditions, Type::Offboarded)
+    })
 }
 
 /// The next step. `made` is the Eviction that this drain has made, if it has: when that has ended
@@ -406,6 +414,15 @@ mod tests {
             status.phase = None;
             status.conditions = vec![condition(Type::Onboarding, Status::True, Reason::Testing)];
         };
+        let without_node = |host: &mut Hypervisor| {
+            deleted(host);
+            let status = host.status.as_mut().unwrap();
+            status.phase = Some(Phase::Evicting);
+            status.conditions.extend([
+                condition(Type::Terminating, Status::True, Reason::Terminating),
+                condition(Type::Offboarded, Status::False, Reason::Offboarding),
+            ]);
+        };
         let old = |host: &mut Hypervisor| host.status.as_mut().unwrap().phase = None;
         let cases = [
             (host(), Ok(())),
@@ -415,6 +432,7 @@ mod tests {
             (in_phase(Phase::Maintenance), Ok(())),
             (in_phase(Phase::Aborted), Ok(())),
             (with(deleted), Err(R::BeingDeleted)),
+            (with(without_node), Ok(())),
             (
                 with(|host| host.spec.lifecycle_enabled = Some(false)),
                 Err(R::LifecycleOff),

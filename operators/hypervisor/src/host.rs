@@ -260,8 +260,14 @@ impl Host {
     /// The host shall leave for good: by its spec, or because its Node is gone.
     #[must_use]
     pub fn leaves(&self) -> bool {
+        self.spec().maintenance() == Maintenance::Termination || self.has_lost_its_node()
+    }
+
+    /// The Hypervisor is being deleted because its Node is gone.
+    #[must_use]
+    pub fn has_lost_its_node(&self) -> bool {
         let gone = self.node.is_none() && self.reads.node.as_ref().is_some_and(|read| !read.value);
-        self.spec().maintenance() == Maintenance::Termination || (self.is_deleted() && gone)
+        self.is_deleted() && gone
     }
 
     /// What is being done, or why it failed.

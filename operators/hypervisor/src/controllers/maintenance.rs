@@ -20,7 +20,7 @@ use cobalt_api::eviction::Eviction;
 use cobalt_api::hypervisor::{HypervisorSpec, Maintenance};
 use kube::ResourceExt;
 
-use super::onboarding;
+use super::{offboarding, onboarding};
 use crate::action::Action;
 use crate::fleet::Identity;
 use crate::host::Host;
@@ -228,6 +228,7 @@ fn in_service(pass: &mut Pass) {
 pub fn is_own(reason: &str) -> bool {
     reason.starts_with(PREFIX)
         || reason.starts_with(SHUTDOWN_PREFIX)
+        || reason.starts_with(offboarding::NODE_GONE)
         || reason == onboarding::DISABLED_REASON
 }
 

@@ -19,6 +19,9 @@ pub fn decide(pass: &mut Pass) {
             // A machine that was to go and stays after all.
             None => pass.unsay(Type::Terminating),
         }
+    } else if host.has_lost_its_node() {
+        let text = "the Node is gone; the host leaves, and comes back if its Node does before that";
+        pass.say(Type::Terminating, Status::True, Reason::Terminating, text);
     }
     match host
         .hypervisor

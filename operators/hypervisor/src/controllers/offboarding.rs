@@ -24,7 +24,11 @@ use crate::objects;
 use crate::pass::Pass;
 
 /// Why the service of a host without a Node is disabled, for people who look at Nova.
-const DISABLED_REASON: &str = "CobaltCore: the Node of the host is gone";
+pub const NODE_GONE: &str = "CobaltCore: the Node of the host is gone";
+/// The same for a host that was in service: it comes back without tests when its Node does. Nova keeps
+/// that when the Hypervisor and its record are gone.
+pub const NODE_GONE_IN_SERVICE: &str =
+    "CobaltCore: the Node of the host is gone; the host was in service";
 /// How old a look may be that something is deleted by.
 const FRESH: i64 = 10;
 /// Between the two looks that find a host empty.
@@ -107,18 +111,34 @@ fn next(pass: &mut Pass) -> Result<(), String> {
     }
     if let Some(found) = identity.as_ref().filter(|found| found.is_enabled()) {
         // Without a Node nobody else has kept the scheduler away.
+        let onboarded =
+            pass.state(Type::Onboarding) == Some((Status::False, Some(Reason::Succeeded)));
+        let reason = if onboarded && host.has_proof() {
+            NODE_GONE_IN_SERVICE
+        } else {
+            NODE_GONE
+        };
         return Err(pass.act_saying(
             Action::DisableService {
                 id: found.service.id.clone(),
-                reason: DISABLED_REASON.to_owned(),
+                reason: reason.to_owned(),
             },
             "the scheduler is kept away from the host",
         ));
     }
+    let disabled = pass.state(Type::HypervisorDisabled);
+    if identity.is_some() && !matches!(disabled, Some((Status::True, _))) {
+        pass.say(
+            Type::HypervisorDisabled,
+            Status::True,
+            Reason::Succeeded,
+            "the scheduler is kept away from the host, which leaves",
+        );
+    }
     let remains = look(pass, identity.as_ref())?;
     if !remains.is_empty() {
         pass.wake_in(FRESH);
-        return Err(left_over(remains));
+        return Err(left_over(&host.name, remains));
     }
     let twice = host.reads.empty.is_some_and(|empty| {
         empty.last.duration_since(empty.first) >= SignedDuration::from_secs(APART)
@@ -228,13 +248,14 @@ fn provider_names(host: &Host, identity: Option<&Identity>) -> BTreeSet<String> 
     }
 }
 
-fn left_over(remains: &Remains) -> String {
+fn left_over(host: &str, remains: &Remains) -> String {
     let all = remains.servers.union(&remains.alive);
     let first: Vec<&str> = all.clone().take(5).map(String::as_str).collect();
     let count = all.count();
     let more = if count > first.len() { ", ..." } else { "" };
     format!(
-        "{count} instances or migrations are left on the host ({}{more}): move or delete them",
+        "{count} instances or migrations are left on the host ({}{more}): `cobalt drain {host}` moves \
+         instances, or delete them",
         first.join(", ")
     )
 }

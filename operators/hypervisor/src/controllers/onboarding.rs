@@ -14,11 +14,11 @@
 //! (docs/decisions/0009).
 
 use cobalt_api::conditions::{HypervisorCondition as Type, Reason, Status};
-use cobalt_api::hypervisor::CheckResult;
+use cobalt_api::hypervisor::{CheckResult, Maintenance};
 use cobalt_api::names::annotations;
 use kube::ResourceExt;
 
-use super::checks;
+use super::{checks, maintenance, offboarding};
 use crate::action::Action;
 use crate::fleet::Identity;
 use crate::pass::Pass;
@@ -159,10 +159,37 @@ fn register(pass: &mut Pass, identity: &Identity) {
     }
 }
 
+/// Takes a host into service that was there before: enabled, or disabled by somebody else, it stays
+/// as it is. What the operator itself has disabled comes back as after the tests.
+fn adopt(pass: &mut Pass, identity: &Identity) {
+    let reason = identity.service.disabled_reason.as_deref();
+    let comes_back = !identity.is_enabled()
+        && maintenance::is_own(reason.unwrap_or_default())
+        && pass.host.spec().maintenance() == Maintenance::Unset;
+    if comes_back {
+        pass.say(
+            Type::Onboarding,
+            Status::True,
+            Reason::Handover,
+            "the host was in service before; waiting for traits and aggregates",
+        );
+        return handover(pass);
+    }
+    let text = "adopted: the host was in service before";
+    pass.say(Type::Onboarding, Status::False, Reason::Succeeded, text);
+}
+
 fn begin(pass: &mut Pass) {
     let Some(identity) = identity(pass) else {
         return;
     };
+    if pass.host.has_proof() {
+        return adopt(pass, &identity);
+    }
+    let reason = identity.service.disabled_reason.as_deref();
+    if reason == Some(offboarding::NODE_GONE_IN_SERVICE) {
+        return record(pass, Record::Adopted);
+    }
     let oldest = pass.now - jiff::SignedDuration::from_secs(FRESH);
     let host = pass.host;
     let Some(remains) = host.reads.remains.as_ref().filter(|read| read.at >= oldest) else {
@@ -191,13 +218,9 @@ fn begin(pass: &mut Pass) {
     let on_its_way = joined(&host.settings.test_aggregate);
     let in_service =
         identity.is_enabled() && !on_its_way && !wanted.is_empty() && wanted.iter().all(joined);
-    if servers > 0 || in_service || host.has_proof() {
+    if servers > 0 || in_service {
         // A host at work is not pulled out of its aggregates to be tested: its object was lost.
-        if !host.has_proof() {
-            return record(pass, Record::Adopted);
-        }
-        let text = format!("adopted: the host is at work with {servers} instances");
-        return pass.say(Type::Onboarding, Status::False, Reason::Succeeded, text);
+        return record(pass, Record::Adopted);
     }
     pass.status.checks.clear();
     pass.forgive(&checks::OF_ATTEMPT);

@@ -144,6 +144,9 @@ fn phase(pass: &Pass) -> Phase {
     if matches!(pass.state(Type::Offboarded), Some((Status::True, _))) {
         return Phase::Decommissioned;
     }
+    if pass.host.has_lost_its_node() {
+        return Phase::Evicting;
+    }
     match pass.state(Type::Onboarding) {
         Some((Status::True, Some(Reason::Testing))) => return Phase::Testing,
         Some((Status::True, Some(Reason::Handover))) => return Phase::Ready,

@@ -972,9 +972,126 @@ fn w30_a_node_that_is_gone_is_not_a_silent_delete() {
     }
     assert!(!model.released && !model.did("delete-service"));
     assert_eq!(model.fleet.services[HOST].status, ServiceStatus::Disabled);
+    // What it says is true meanwhile.
+    assert_eq!(
+        model.state(Type::Ready),
+        Some((Status::False, Some(Reason::Terminating)))
+    );
+    assert_eq!(model.phase(), Some(Phase::Evicting));
+    assert_eq!(
+        model.state(Type::HypervisorDisabled),
+        Some((Status::True, Some(Reason::Succeeded)))
+    );
+    let status = model.hypervisor.object.status.clone().unwrap();
+    let wait = status.waiting_for.unwrap().message.unwrap();
+    assert!(
+        wait.contains("vm-1") && wait.contains("cobalt drain hv1"),
+        "{wait}"
+    );
     model.servers.clear();
     model.settle();
     assert!(model.released && model.fleet.services.is_empty() && !model.provider);
+}
+
+impl Model {
+    /// The Node is deleted, and its Hypervisor with it.
+    fn lose_node(&mut self) {
+        self.node = None;
+        let going = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(self.now);
+        self.hypervisor.object.metadata.deletion_timestamp = Some(going);
+        for _ in 0..5 {
+            self.turn(false);
+            self.now += SignedDuration::from_secs(6);
+        }
+    }
+
+    /// Placement does not release an allocation: the Node is back in time.
+    fn hold_up_offboarding(&mut self) {
+        self.allocations.insert("a-dead-consumer".to_owned());
+        let failure = Failure {
+            count: 0,
+            text: "no".to_owned(),
+            retry_at: self.now + SignedDuration::from_hours(9),
+        };
+        self.failures.insert("delete-allocations", failure);
+    }
+
+    /// The Node is there again: the Hypervisor is let go and made anew from it.
+    fn node_returns(&mut self) {
+        let new = Self::new();
+        self.node = new.node;
+        self.reads = Reads::default();
+        while !self.released {
+            self.turn(false);
+            self.now += SignedDuration::from_secs(1);
+        }
+        self.hypervisor = new.hypervisor;
+        self.reads = Reads::default();
+        self.released = false;
+        self.done.clear();
+    }
+}
+
+#[test]
+fn a_node_that_comes_back_brings_its_host_back_into_service() {
+    for servers in [0, 1] {
+        let mut model = Model::onboarded();
+        if servers > 0 {
+            model.servers.insert("vm-1".to_owned());
+        } else {
+            model.hold_up_offboarding();
+        }
+        model.lose_node();
+        assert_eq!(model.fleet.services[HOST].status, ServiceStatus::Disabled);
+        model.node_returns();
+        model.settle();
+        assert_eq!(model.phase(), Some(Phase::Active), "{servers}");
+        assert_eq!(model.fleet.services[HOST].status, ServiceStatus::Enabled);
+        assert!(!model.did("create-test"), "it was in service");
+        assert_eq!(
+            model.state(Type::Ready),
+            Some((Status::True, Some(Reason::Ready)))
+        );
+    }
+}
+
+#[test]
+fn a_host_that_was_never_tested_is_tested_when_its_node_comes_back() {
+    let mut model = Model::new();
+    while model.state(Type::Onboarding) != Some((Status::True, Some(Reason::Testing))) {
+        model.turn(false);
+        model.now += SignedDuration::from_secs(1);
+    }
+    model.hold_up_offboarding();
+    model.lose_node();
+    // Somebody enables it meanwhile: the operator disables it again.
+    model.act(&Action::EnableService {
+        id: "service-1".to_owned(),
+    });
+    model.turn(false);
+    model.node_returns();
+    model.settle();
+    assert_eq!(model.phase(), Some(Phase::Active));
+    assert!(model.did("create-test"));
+}
+
+#[test]
+fn every_reason_of_the_operator_is_known_as_its_own() {
+    for reason in [
+        onboarding::DISABLED_REASON,
+        super::offboarding::NODE_GONE,
+        super::offboarding::NODE_GONE_IN_SERVICE,
+        "Hypervisor CRD: spec.maintenance=manual",
+        "Hypervisor CRD: spec.maintenance=auto: a fan",
+    ] {
+        let mut model = Model::onboarded();
+        let service = model.fleet.services.get_mut(HOST).unwrap();
+        service.status = ServiceStatus::Disabled;
+        service.disabled_reason = Some(reason.to_owned());
+        model.settle();
+        let service = &model.fleet.services[HOST];
+        assert_eq!(service.status, ServiceStatus::Enabled, "{reason}");
+    }
 }
 
 #[test]

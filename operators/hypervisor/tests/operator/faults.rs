@@ -701,3 +701,50 @@ async fn an_attempt_is_not_lost_to_what_failed_in_the_one_before() {
     let boot = checks.iter().find(|check| check.name == "boot").unwrap();
     assert_eq!(boot.result, CheckResult::Passed);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_comes_back_brings_its_host_back_into_service() {
+    let world = World::new("returns").await;
+    let site = &world.site;
+    let host = unique("returns");
+    world.active(&host).await;
+    let vm = site.cloud.boot(&unique("vm"), &host).await;
+    lose_node(site, &host).await;
+    // What is said meanwhile is true.
+    let state = |object: &Hypervisor, condition: Type| {
+        let all = object.status.as_ref().map(|status| &status.conditions);
+        let all = all.map_or(&[][..], Vec::as_slice);
+        (
+            conditions::status(all, condition),
+            conditions::reason(all, condition),
+        )
+    };
+    let object = site
+        .hypervisor(&host, "says that it leaves", |object| {
+            state(object, Type::Ready) == (Some(Status::False), Some(Reason::Terminating))
+                && state(object, Type::HypervisorDisabled).0 == Some(Status::True)
+        })
+        .await;
+    let status = object.status.as_ref().unwrap();
+    assert_eq!(status.phase, Some(Phase::Evicting));
+    let service = site.cloud.service(&host).await.unwrap();
+    assert_eq!(service.status, ServiceStatus::Disabled);
+    let reason = service.disabled_reason.unwrap_or_default();
+    assert!(reason.contains("the host was in service"), "{reason}");
+
+    // The new Node wants tests; the host has been in service, and needs none.
+    let node = site.node(&host, "true");
+    let params = kube::api::PostParams::default();
+    site.nodes().create(&params, &node).await.unwrap();
+    site.hypervisor(&host, "is in service", |new| {
+        new.uid() != object.uid()
+            && state(new, Type::Ready) == (Some(Status::True), Some(Reason::Ready))
+    })
+    .await;
+    let service = site.cloud.service(&host).await.unwrap();
+    assert_eq!(service.status, ServiceStatus::Enabled);
+    assert_eq!(world.created(&host), 0, "no test server");
+    let server = site.cloud.client().compute().server(&vm).await.unwrap();
+    assert_eq!(server.host.as_deref(), Some(host.as_str()));
+    site.cloud.delete(&vm).await;
+}
