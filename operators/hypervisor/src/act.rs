@@ -8,7 +8,7 @@ use std::time::Duration;
 use cobalt_api::eviction::{Eviction, EvictionSpec};
 use cobalt_api::hypervisor::Hypervisor;
 use cobalt_api::names::{FieldManager, annotations, finalizers};
-use cobalt_openstack::compute::{MigrationFilter, ServerFilter, ServerStatus};
+use cobalt_openstack::compute::{Migration, MigrationFilter, Server, ServerFilter, ServerStatus};
 use cobalt_openstack::{Client as OpenStack, Error as OpenStackError, found};
 use cobalt_runtime::{Queue, Term, chain, within};
 use jiff::Timestamp;
@@ -22,7 +22,7 @@ use tokio::sync::watch;
 
 use crate::action::Action;
 use crate::fleet::Watched;
-use crate::host::{Host, Read, Reads, Remains, TestMigration, TestServer};
+use crate::host::{Host, Read, Reads, Remains, TestMigration, TestServer, Workload};
 use crate::objects::list_agent_pods;
 use crate::testbed::{Found, Testbed};
 
@@ -190,6 +190,9 @@ impl Hands {
                 let pods =
                     list_agent_pods(&self.client, &self.agent_namespaces, &host.name, DEADLINE);
                 reads.pods = Some(now(pods.await.map_err(ActError::Kubernetes)?));
+            }
+            Action::ReadWorkload { host } => {
+                reads.workload = Some(now(self.read_workload(host).await?));
             }
             Action::ReadRemains { host, names } => {
                 let remains = self.read_remains(host, names).await?;
@@ -390,6 +393,20 @@ impl Hands {
         release(&api, &known.object).await
     }
 
+    async fn read_workload(&self, host: &str) -> Result<Workload, ActError> {
+        let compute = self.openstack.compute();
+        let servers = compute.servers(&ServerFilter::on(host)).await?;
+        let mut migrations = Vec::new();
+        if !servers.is_empty() {
+            let filter = MigrationFilter {
+                host: Some(host.to_owned()),
+                ..MigrationFilter::default()
+            };
+            migrations = compute.migrations(&filter).await?;
+        }
+        Ok(workload(host, &servers, &migrations))
+    }
+
     /// Removes providers, if they still belong to a tree whose top has one of these names.
     async fn delete_providers(
         &self,
@@ -472,6 +489,34 @@ impl Hands {
         let migrations = compute.migrations(&filter).await?;
         let ended = migrations.iter().find(|one| one.uuid == consumer);
         Ok(ended.is_some_and(|one| !one.status.has_ended()))
+    }
+}
+
+/// What runs on a host, and since when. A server that never ran, or whose age is not known, shows
+/// nothing.
+#[must_use]
+pub fn workload(host: &str, servers: &[Server], migrations: &[Migration]) -> Workload {
+    let has_run = |server: &&Server| {
+        !matches!(
+            server.status,
+            ServerStatus::Build
+                | ServerStatus::Error
+                | ServerStatus::Deleted
+                | ServerStatus::Unknown
+        )
+    };
+    let arrived = |server: &Server| {
+        let mut latest = server.created?;
+        for one in migrations {
+            if one.server == server.id && one.dest_compute.as_deref() == Some(host) {
+                latest = latest.max(one.updated_at.or(one.created_at)?);
+            }
+        }
+        Some(latest)
+    };
+    Workload {
+        servers: servers.len(),
+        oldest: servers.iter().filter(has_run).filter_map(arrived).min(),
     }
 }
 

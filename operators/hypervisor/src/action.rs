@@ -97,6 +97,11 @@ pub enum Action {
     ReadNode,
     /// See which pods of agents are left on the node.
     ReadPods,
+    /// See what runs on a new host, and since when.
+    ReadWorkload {
+        /// The host, as Nova calls it.
+        host: String,
+    },
     /// See what is left of the host in Nova and Placement.
     ReadRemains {
         /// The host, as Nova calls it or called it.
@@ -160,6 +165,7 @@ impl Action {
             Self::Record { .. } => "record",
             Self::ReadNode => "read-node",
             Self::ReadPods => "read-pods",
+            Self::ReadWorkload { .. } => "read-workload",
             Self::ReadRemains { .. } => "read-remains",
             Self::DeleteAllocations { .. } => "delete-allocations",
             Self::DeleteProviders { .. } => "delete-providers",
@@ -183,6 +189,7 @@ impl Action {
             | Self::DeleteTest { .. }
             | Self::MigrateTest { .. }
             | Self::ClearRetry
+            | Self::ReadWorkload { .. }
             | Self::Record { .. } => "onboarding",
             Self::ReadNode
             | Self::ReadPods
@@ -199,7 +206,11 @@ impl Action {
     pub fn is_read(&self) -> bool {
         matches!(
             self,
-            Self::ReadTest { .. } | Self::ReadNode | Self::ReadPods | Self::ReadRemains { .. }
+            Self::ReadTest { .. }
+                | Self::ReadNode
+                | Self::ReadPods
+                | Self::ReadWorkload { .. }
+                | Self::ReadRemains { .. }
         )
     }
 }

@@ -35,6 +35,7 @@ pub fn node(mut node: Node, settings: &Settings) -> Node {
         uid: node.metadata.uid,
         labels: node.metadata.labels,
         annotations: node.metadata.annotations,
+        creation_timestamp: node.metadata.creation_timestamp,
         deletion_timestamp: node.metadata.deletion_timestamp,
         ..ObjectMeta::default()
     };

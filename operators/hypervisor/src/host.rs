@@ -115,6 +115,8 @@ impl Known {
 pub struct Reads {
     /// The test server.
     pub test: Option<Read<Vec<TestServer>>>,
+    /// What runs on the host.
+    pub workload: Option<Read<Workload>>,
     /// What is left of the host in Nova and Placement.
     pub remains: Option<Read<Remains>>,
     /// Whether the API server has the Node, which may belong to another partition by now.
@@ -215,6 +217,16 @@ impl Remains {
     }
 }
 
+/// What runs on a host.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Workload {
+    /// How many servers, whatever their state.
+    pub servers: usize,
+    /// Since when the oldest of those has been there that have run: the later of its creation and of
+    /// the last time that it was moved here.
+    pub oldest: Option<Timestamp>,
+}
+
 /// An action that did not work.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
@@ -234,6 +246,15 @@ impl Host {
             .as_ref()
             .map(|known| known.object.spec.clone())
             .unwrap_or_default()
+    }
+
+    /// When the older of its Node and its Hypervisor was made, if both are known.
+    #[must_use]
+    pub fn made(&self) -> Option<Timestamp> {
+        let node = self.node.as_ref()?.creation_timestamp()?;
+        let known = self.hypervisor.as_ref()?;
+        let hypervisor = known.object.creation_timestamp()?;
+        Some(node.0.min(hypervisor.0))
     }
 
     /// How the host came into service, as the operator recorded it.

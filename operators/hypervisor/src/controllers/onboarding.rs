@@ -16,11 +16,13 @@
 use cobalt_api::conditions::{HypervisorCondition as Type, Reason, Status};
 use cobalt_api::hypervisor::{CheckResult, Maintenance};
 use cobalt_api::names::annotations;
+use jiff::SignedDuration;
 use kube::ResourceExt;
 
 use super::{checks, maintenance, offboarding};
 use crate::action::Action;
 use crate::fleet::Identity;
+use crate::host::{Host, Workload};
 use crate::pass::Pass;
 use crate::record::Record;
 
@@ -28,6 +30,9 @@ use crate::record::Record;
 pub const DISABLED_REASON: &str = "CobaltCore: the host is being onboarded";
 /// How old the look at a new host's servers may be.
 const FRESH: i64 = 60;
+/// How much longer than its Node and its Hypervisor a server has to be on a host to show that the host
+/// was in service before: more than clocks differ.
+const MARGIN: i64 = 600;
 
 /// Decides.
 pub fn decide(pass: &mut Pass) {
@@ -179,31 +184,23 @@ fn adopt(pass: &mut Pass, identity: &Identity) {
     pass.say(Type::Onboarding, Status::False, Reason::Succeeded, text);
 }
 
-fn begin(pass: &mut Pass) {
-    let Some(identity) = identity(pass) else {
-        return;
-    };
-    if pass.host.has_proof() {
-        return adopt(pass, &identity);
-    }
+/// Whether Nova shows that the host was in service before its Hypervisor was made. A server alone
+/// does not: a host that has just registered is enabled until the operator has seen it, and may get
+/// one in that moment.
+fn was_in_service(host: &Host, identity: &Identity, workload: &Workload) -> bool {
     let reason = identity.service.disabled_reason.as_deref();
-    if reason == Some(offboarding::NODE_GONE_IN_SERVICE) {
-        return record(pass, Record::Adopted);
+    let by_others = !identity.is_enabled() && !maintenance::is_own(reason.unwrap_or_default());
+    if by_others && workload.servers > 0 {
+        // Somebody keeps it out of service, and it stays so: nothing is enabled by adopting it.
+        return true;
     }
-    let oldest = pass.now - jiff::SignedDuration::from_secs(FRESH);
-    let host = pass.host;
-    let Some(remains) = host.reads.remains.as_ref().filter(|read| read.at >= oldest) else {
-        let names = identity.host.clone();
-        let failure = pass.act(Action::ReadRemains {
-            host: identity.host,
-            names: [names].into(),
-        });
-        let text = failure
-            .map_or("what runs on the host", |failure| &failure.text)
-            .to_owned();
-        return pass.wait("Nova", text, None);
-    };
-    let servers = remains.value.servers.len();
+    let margin = SignedDuration::from_secs(MARGIN);
+    let made = host.made();
+    if let (Some(arrived), Some(made)) = (workload.oldest, made)
+        && made.duration_since(arrived) >= margin
+    {
+        return true;
+    }
     let spec = host.spec();
     let wanted = spec.aggregates();
     let joined = |name: &String| {
@@ -216,10 +213,34 @@ fn begin(pass: &mut Pass) {
     };
     // In the test aggregate it was on its way, and is enabled for the tests alone.
     let on_its_way = joined(&host.settings.test_aggregate);
-    let in_service =
-        identity.is_enabled() && !on_its_way && !wanted.is_empty() && wanted.iter().all(joined);
-    if servers > 0 || in_service {
-        // A host at work is not pulled out of its aggregates to be tested: its object was lost.
+    // Nobody but an operator puts a host into all of its aggregates.
+    identity.is_enabled() && !on_its_way && !wanted.is_empty() && wanted.iter().all(joined)
+}
+
+fn begin(pass: &mut Pass) {
+    let Some(identity) = identity(pass) else {
+        return;
+    };
+    if pass.host.has_proof() {
+        return adopt(pass, &identity);
+    }
+    let reason = identity.service.disabled_reason.as_deref();
+    if reason == Some(offboarding::NODE_GONE_IN_SERVICE) {
+        return record(pass, Record::Adopted);
+    }
+    let oldest = pass.now - SignedDuration::from_secs(FRESH);
+    let host = pass.host;
+    let read = host.reads.workload.as_ref();
+    let Some(workload) = read.filter(|read| read.at >= oldest) else {
+        let failure = pass.act(Action::ReadWorkload {
+            host: identity.host,
+        });
+        let text = failure
+            .map_or("what runs on the host", |failure| &failure.text)
+            .to_owned();
+        return pass.wait("Nova", text, None);
+    };
+    if was_in_service(host, &identity, &workload.value) {
         return record(pass, Record::Adopted);
     }
     pass.status.checks.clear();

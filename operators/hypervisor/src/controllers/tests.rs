@@ -23,6 +23,7 @@ use crate::action::Action;
 use crate::fleet::{Fleet, NovaHypervisor};
 use crate::host::{
     Failure, Host, Known, Read, Reads, Remains, Settings, TestMigration, TestProject, TestServer,
+    Workload,
 };
 use crate::pass::{Pass, own};
 
@@ -46,6 +47,8 @@ struct Model {
     boots_in: u32,
     boot_fails: bool,
     servers: BTreeSet<String>,
+    /// Since when the oldest of them that has run is there.
+    oldest: Option<Timestamp>,
     allocations: BTreeSet<String>,
     provider: bool,
     /// Nova does not get the provider removed with the service.
@@ -136,6 +139,7 @@ impl Model {
             boots_in: 2,
             boot_fails: false,
             servers: BTreeSet::new(),
+            oldest: None,
             allocations: BTreeSet::new(),
             provider: true,
             leaves_provider: false,
@@ -389,6 +393,13 @@ impl Model {
                 let value = Vec::new();
                 self.pods = false;
                 self.reads.pods = Some(Read { at: now, value });
+            }
+            Action::ReadWorkload { .. } => {
+                let value = Workload {
+                    servers: self.servers.len(),
+                    oldest: self.oldest,
+                };
+                self.reads.workload = Some(Read { at: now, value });
             }
             Action::ReadRemains { .. } => self.read_remains(),
             Action::DeleteAllocations { consumers } => {
@@ -797,6 +808,99 @@ fn w31_a_host_at_work_is_adopted_and_not_tested() {
     assert_eq!(model.phase(), Some(Phase::Active));
     assert!(!model.did("disable-service") && !model.did("leave-aggregate"));
     assert!(!model.is_in("tenant_filter_tests"));
+}
+
+impl Model {
+    /// Node and Hypervisor were made at this time.
+    fn made_at(&mut self, time: Timestamp) {
+        use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+        let node = self.node.as_mut().unwrap();
+        node.metadata.creation_timestamp = Some(Time(time));
+        self.hypervisor.object.metadata.creation_timestamp = Some(Time(time));
+    }
+}
+
+#[test]
+fn a_new_host_that_gets_a_stray_server_is_tested_all_the_same() {
+    let now = Model::new().now;
+    // An ERROR one has never run; another came after the objects, or hardly before them.
+    let arrivals = [
+        None,
+        Some(now + SignedDuration::from_secs(5)),
+        Some(now - SignedDuration::from_secs(30)),
+    ];
+    for arrived in arrivals {
+        let mut model = Model::new();
+        model.made_at(now);
+        model.servers.insert("stray".to_owned());
+        model.oldest = arrived;
+        model.settle();
+        assert_eq!(model.phase(), Some(Phase::Active));
+        assert!(
+            model.did("disable-service") && model.did("create-test"),
+            "{arrived:?}"
+        );
+    }
+}
+
+#[test]
+fn a_server_that_is_older_than_the_objects_shows_a_host_at_work() {
+    let mut model = Model::new();
+    model.made_at(model.now);
+    model.servers.insert("vm-1".to_owned());
+    model.oldest = Some(model.now - SignedDuration::from_hours(1));
+    model.settle();
+    assert_eq!(model.phase(), Some(Phase::Active));
+    assert!(!model.did("disable-service") && !model.did("create-test"));
+}
+
+#[test]
+fn a_host_with_servers_that_somebody_disabled_is_not_enabled_by_tests() {
+    let mut model = Model::new();
+    model.made_at(model.now);
+    model.servers.insert("vm-1".to_owned());
+    let service = model.fleet.services.get_mut(HOST).unwrap();
+    service.status = ServiceStatus::Disabled;
+    service.disabled_reason = Some("bad disk".to_owned());
+    model.settle();
+    assert!(!model.did("enable-service"));
+    assert_eq!(
+        model.state(Type::HypervisorDisabled),
+        Some((Status::True, Some(Reason::Failed)))
+    );
+}
+
+#[test]
+fn a_server_is_as_old_on_a_host_as_its_last_move_there() {
+    let server = |id: &str, status: &str, created: &str| -> cobalt_openstack::compute::Server {
+        serde_json::from_value(serde_json::json!({
+            "id": id, "name": id, "status": status, "created": created,
+        }))
+        .unwrap()
+    };
+    let moved = |server: &str, to: &str, at: &str| -> cobalt_openstack::compute::Migration {
+        serde_json::from_value(serde_json::json!({
+            "id": 1, "uuid": "m", "instance_uuid": server, "status": "completed",
+            "migration_type": "live-migration", "dest_compute": to, "updated_at": at,
+        }))
+        .unwrap()
+    };
+    let old = "2026-01-01T00:00:00Z";
+    let new = "2026-06-01T00:00:00Z";
+    let error = server("a", "ERROR", old);
+    let build = server("b", "BUILD", old);
+    let off = server("c", "SHUTOFF", old);
+    let look = |servers: &[_], migrations: &[_]| {
+        crate::act::workload(HOST, servers, migrations)
+            .oldest
+            .map(|time| time.to_string())
+    };
+    assert_eq!(look(&[error, build], &[]), None);
+    let one = std::slice::from_ref(&off);
+    assert_eq!(look(one, &[]).as_deref(), Some(old));
+    assert_eq!(look(one, &[moved("c", HOST, new)]).as_deref(), Some(new));
+    assert_eq!(look(one, &[moved("c", PEER, new)]).as_deref(), Some(old));
+    assert_eq!(look(one, &[moved("d", HOST, new)]).as_deref(), Some(old));
 }
 
 #[test]
