@@ -29,6 +29,11 @@ KNOBS = {
     'error_after_live_migration': [],
     # Servers, or source hosts, whose live migration cannot be aborted.
     'refuse_abort': [],
+    # Servers, or source hosts, with whose live migration nova-conductor dies: before it has made a
+    # record of it.
+    'lose_live_migration': [],
+    # The same, after it has made the record and reserved resources on the target.
+    'lose_live_migration_late': [],
     # Servers, or hosts, where a start of a guest (create, evacuate, cold migrate) fails.
     'fail_spawn': [],
     # Servers, or hosts, where a start of a guest does not end: the server stays in BUILD until the

@@ -42,6 +42,8 @@ import nova.servicegroup.drivers.db  # noqa: E402
 import os_brick  # noqa: E402
 import os_vif  # noqa: E402
 from nova import context, objects, service  # noqa: E402
+from nova.compute import rpcapi  # noqa: E402
+from nova.conductor import manager as conductor_manager  # noqa: E402
 from nova.objects import host_mapping  # noqa: E402
 
 import bus  # noqa: E402, F401
@@ -176,6 +178,27 @@ def trust_running_services(hosts, conductor):
     driver.is_up = is_up
 
 
+def lose_live_migrations():
+    """nova-conductor dies with what it was asked for: nobody goes on with it or takes it back."""
+    begin = conductor_manager.ComputeTaskManager._live_migrate
+    hand_over = rpcapi.ComputeAPI.live_migration
+
+    def chosen(knob, instance):
+        names = hypervisor.KNOBS[knob]
+        return instance.uuid in names or instance.host in names
+
+    def begin_unless_dead(self, context, instance, *args, **kwargs):
+        if not chosen('lose_live_migration', instance):
+            return begin(self, context, instance, *args, **kwargs)
+
+    def hand_over_unless_dead(self, ctxt, instance, *args, **kwargs):
+        if not chosen('lose_live_migration_late', instance):
+            return hand_over(self, ctxt, instance, *args, **kwargs)
+
+    conductor_manager.ComputeTaskManager._live_migrate = begin_unless_dead
+    rpcapi.ComputeAPI.live_migration = hand_over_unless_dead
+
+
 objects.register_all()
 os_brick.setup(nova.conf.CONF)
 os_vif.initialize()
@@ -183,6 +206,7 @@ hosts = Hosts()
 conductor = faults.Conductor(lambda: start('nova-conductor', 'conductor', 'control'))
 trust_running_services(hosts, conductor)
 hypervisor.WATCHERS.append(hosts.found)
+lose_live_migrations()
 conductor.start()
 start('nova-scheduler', 'scheduler', 'control')
 hosts.start_all()

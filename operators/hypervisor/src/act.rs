@@ -21,6 +21,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use crate::action::Action;
+use crate::consumers::migration_is_alive;
 use crate::fleet::Watched;
 use crate::host::{Host, Read, Reads, Remains, TestMigration, TestServer, Workload};
 use crate::objects::list_agent_pods;
@@ -475,8 +476,8 @@ impl Hands {
         Ok(remains)
     }
 
-    /// Whether a consumer is a server that Nova knows, or a migration from or to the host that has
-    /// not ended.
+    /// Whether a consumer is a server that Nova knows, or a migration from or to the host whose server
+    /// may still need what it holds.
     async fn is_alive(&self, consumer: &str, host: &str) -> Result<bool, ActError> {
         let compute = self.openstack.compute();
         if let Some(server) = found(compute.server(consumer).await)? {
@@ -487,8 +488,11 @@ impl Hands {
             ..MigrationFilter::default()
         };
         let migrations = compute.migrations(&filter).await?;
-        let ended = migrations.iter().find(|one| one.uuid == consumer);
-        Ok(ended.is_some_and(|one| !one.status.has_ended()))
+        let Some(migration) = migrations.iter().find(|one| one.uuid == consumer) else {
+            return Ok(false);
+        };
+        let server = found(compute.server(&migration.server).await)?;
+        Ok(migration_is_alive(migration, server.as_ref(), host))
     }
 }
 

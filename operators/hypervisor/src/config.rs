@@ -257,6 +257,11 @@ pub struct EvictionArgs {
     #[arg(long, env = "EVICTION_HOST_PATIENCE", default_value = "10m", value_parser = duration)]
     pub eviction_host_patience: Duration,
 
+    /// How long a live migration may give no sign of life before it counts as lost: Nova says that it
+    /// goes on, and neither its record nor the agent of the host shows any change
+    #[arg(long, env = "EVICTION_STUCK_PATIENCE", default_value = "5m", value_parser = duration)]
+    pub eviction_stuck_patience: Duration,
+
     /// A migration that gets no nearer to its end for so long has stalled: each of its passes has as
     /// much to send as the one before
     #[arg(long, env = "EVICTION_STALL", default_value = "3m", value_parser = duration)]
@@ -266,7 +271,7 @@ pub struct EvictionArgs {
     #[arg(long, env = "EVICTION_STALLED", value_enum, default_value = "wait")]
     pub eviction_stalled: Stalled,
 
-    /// Set a server from ERROR to ACTIVE when a move failed and its guest is seen running
+    /// Set a server to ACTIVE when a move failed or was lost by Nova and its guest is seen running
     #[arg(long, env = "EVICTION_RESET_ERRORS", num_args = 0..=1, default_value_t = true, default_missing_value = "true", action = clap::ArgAction::Set)]
     pub eviction_reset_errors: bool,
 }
@@ -288,6 +293,7 @@ impl EvictionArgs {
             instance_deadline: signed(self.eviction_instance_deadline),
             patience: signed(self.eviction_patience),
             host_patience: signed(self.eviction_host_patience),
+            stuck_patience: signed(self.eviction_stuck_patience),
             stall: signed(self.eviction_stall),
             stalled: self.eviction_stalled,
             reset_errors: self.eviction_reset_errors,

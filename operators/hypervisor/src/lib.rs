@@ -8,6 +8,7 @@ pub mod act;
 pub mod action;
 pub mod cache;
 pub mod config;
+pub mod consumers;
 pub mod controllers;
 pub mod eviction;
 pub mod fleet;

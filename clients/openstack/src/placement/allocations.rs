@@ -107,6 +107,45 @@ impl Placement<'_> {
         self.client.ask(ask).await.map(drop)
     }
 
+    /// Gives all that one consumer has to another, instead of what that one had, in one step: either
+    /// both change or none. Refused (409) if somebody else changed one of them meanwhile. Does nothing
+    /// if the first has nothing.
+    pub async fn move_allocations(&self, from: &str, to: &str) -> Result<()> {
+        let (given, before) = (self.allocations(from).await?, self.allocations(to).await?);
+        if given.allocations.is_empty() {
+            return Ok(());
+        }
+        // The one that gets them may be unknown to Placement: then it belongs to whom the other does.
+        let after = ConsumerAllocations {
+            allocations: given.allocations.clone(),
+            project_id: before.project_id.or_else(|| given.project_id.clone()),
+            user_id: before.user_id.or_else(|| given.user_id.clone()),
+            ..before
+        };
+        let emptied = ConsumerAllocations {
+            allocations: BTreeMap::new(),
+            ..given
+        };
+        let (mut emptied, typed) = emptied.to_json();
+        let (mut after, also_typed) = after.to_json();
+        let version = if typed == also_typed {
+            typed
+        } else {
+            for body in [&mut emptied, &mut after] {
+                if let Some(body) = body.as_object_mut() {
+                    body.remove("consumer_type");
+                }
+            }
+            WITHOUT_TYPES
+        };
+        let body = json!({ from: emptied, to: after });
+        let ask = ask(Method::POST, "move allocations", at!("allocations"));
+        self.client
+            .ask(ask.version(version).body(body))
+            .await
+            .map(drop)
+    }
+
     /// Takes everything from a consumer, whatever it has by now. Refused (404) if it has nothing.
     pub async fn delete_allocations(&self, consumer: &str) -> Result<()> {
         let ask = ask(

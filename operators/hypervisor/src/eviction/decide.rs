@@ -32,6 +32,7 @@ mod follow;
 mod look;
 mod rest;
 mod start;
+mod stuck;
 
 /// Two empty lists have this much time between them.
 const BETWEEN_EMPTY: SignedDuration = SignedDuration::from_secs(1);

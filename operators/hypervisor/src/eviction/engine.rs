@@ -12,6 +12,7 @@ use std::time::Duration;
 use cobalt_api::eviction::{Eviction, EvictionInstance, InstanceState, Outcome};
 use cobalt_api::hypervisor::Hypervisor;
 use cobalt_api::names::FieldManager;
+use cobalt_api::wait::Wait;
 use cobalt_runtime::{Note, Queue, Recorder, Severity, Store, chain, jitter, within};
 use jiff::{SignedDuration, Timestamp};
 use kube::api::PostParams;
@@ -126,6 +127,7 @@ impl Engine {
             let mut next = Transfer::next(before, now, heard.remaining, heard.total, stall);
             next.throttle = heard.throttle;
             reads.transfers.insert(instance.to_owned(), next);
+            reads.signs.heard(instance, now);
         }
         drop(reads);
         self.queue.add(host.into());
@@ -276,6 +278,8 @@ impl Engine {
             reads.forced.remove(server);
             reads.transfers.remove(server);
             reads.repaired.remove(server);
+            reads.probes.remove(server);
+            reads.signs.forget(server);
             drop(reads);
             let eviction = eviction.name_any();
             tracing::info!(eviction, server, ?method, target, "an instance is moved");
@@ -382,6 +386,14 @@ impl Engine {
                 text,
             );
         }
+        if let Some(wait) = alarming(old.waiting_for.as_ref(), new.waiting_for.as_ref()) {
+            let reason = match wait.reason.as_str() {
+                "NovaConductor" => "NovaConductorDown",
+                _ => "NovaStuck",
+            };
+            let text = wait.message.clone().unwrap_or_default();
+            report("status.waitingFor", Severity::Warning, reason, "Move", text);
+        }
         for row in &new.instances {
             let before = old.instances.iter().find(|one| one.id == row.id);
             let path = format!("status.instances[{}]", row.id);
@@ -424,6 +436,13 @@ impl Engine {
             report("status.outcome", severity, reason, "Evict", text);
         }
     }
+}
+
+/// A wait that needs somebody's attention, when it begins.
+fn alarming<'a>(old: Option<&Wait>, new: Option<&'a Wait>) -> Option<&'a Wait> {
+    let new = new.filter(|new| ["NovaStuck", "NovaConductor"].contains(&new.reason.as_str()))?;
+    old.is_none_or(|old| old.reason != new.reason)
+        .then_some(new)
 }
 
 /// What an agent says of a migration.

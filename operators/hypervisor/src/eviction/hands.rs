@@ -9,7 +9,8 @@ use cobalt_api::eviction::Eviction;
 use cobalt_api::hypervisor::Hypervisor;
 use cobalt_api::names::finalizers;
 use cobalt_openstack::compute::{
-    Migration, MigrationFilter, Server, ServerFilter, ServerState, ServiceState, ServiceStatus,
+    ComputeService, Migration, MigrationFilter, Server, ServerFilter, ServerState, ServiceState,
+    ServiceStatus,
 };
 use cobalt_openstack::placement::{CandidateQuery, Resources};
 use cobalt_openstack::{Client as OpenStack, Error, Port, found};
@@ -22,6 +23,7 @@ use tokio::time::timeout;
 
 use super::decide::is_held;
 use super::seen::{Action, Asked, Group, MoveMethod, Reads, Targets, Trouble};
+use super::signs::{Probe, Record};
 use super::transfer::Transfer;
 use crate::fleet::{Fleet, NovaService, Watched};
 use crate::host::Read;
@@ -158,6 +160,7 @@ impl Hands {
                         let known = reads.migrations.take().filter(|_| newest.is_some());
                         let value = known.map_or_else(Vec::new, |known| known.value);
                         let value = merge(value, changed);
+                        reads.signs.listed(&value, at);
                         reads.migrations = Some(Read { at, value });
                         if newest.is_none() {
                             reads.migrations_whole = Some(at);
@@ -235,6 +238,17 @@ impl Hands {
                     reads.transfers.insert(server, next);
                 })
             }
+            Action::ReadStuck { server } => {
+                let probe = self.probe(server).await?;
+                let server = server.clone();
+                Box::new(move |reads| {
+                    reads.signs.probed(&server, probe.migration.clone(), at);
+                    if !probe.conductor {
+                        reads.signs.hold(&server, at);
+                    }
+                    reads.probes.insert(server, Read { at, value: probe });
+                })
+            }
             Action::ReadRunning => {
                 let running = self.running(&eviction.spec.hypervisor).await?;
                 Box::new(move |reads| reads.running = Some(Read { at, value: running }))
@@ -281,12 +295,49 @@ impl Hands {
             }
             Action::Repair { server } => {
                 compute.reset_state(server, ServerState::Active).await?;
+                self.give_back(server, reads).await;
                 let server = server.clone();
                 Box::new(move |reads| {
                     reads.repaired.insert(server, Timestamp::now());
                     reads.servers = None;
                 })
             }
+        })
+    }
+
+    /// What a lost migration holds on the source belongs to its server again, instead of what was
+    /// reserved on the target: Nova does the same when a migration fails. If that does not work, the
+    /// server can be moved all the same, and `nova-manage placement audit` finds what is left.
+    async fn give_back(&self, server: &str, reads: &Mutex<Reads>) {
+        let lost = {
+            let reads = reads.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut all = reads.migrations.iter().flat_map(|read| &read.value);
+            let last = all.find(|one| one.server == server);
+            last.filter(|one| !one.status.has_ended() && !one.uuid.is_empty())
+                .map(|one| one.uuid.clone())
+        };
+        let Some(lost) = lost else { return };
+        let placement = self.openstack.placement();
+        if let Err(error) = placement.move_allocations(&lost, server).await {
+            let error = chain(&error);
+            tracing::warn!(
+                server,
+                lost,
+                error,
+                "what a lost migration holds is not given back"
+            );
+        }
+    }
+
+    /// Whether Nova has a live migration of a server under way, and a nova-conductor to drive it.
+    async fn probe(&self, server: &str) -> Result<Probe, Error> {
+        let compute = self.openstack.compute();
+        let under_way = found(compute.server_migrations(server).await)?.unwrap_or_default();
+        let conductors = compute.services("nova-conductor").await?;
+        let up = |one: &ComputeService| one.state == ServiceState::Up;
+        Ok(Probe {
+            migration: under_way.iter().max_by_key(|one| one.id).map(Record::from),
+            conductor: conductors.is_empty() || conductors.iter().any(up),
         })
     }
 
@@ -587,6 +638,7 @@ fn failed(reads: &mut Reads, action: &Action, failure: &Failure) {
         Action::ReadServers { .. }
             | Action::ReadMigrations { .. }
             | Action::ReadServer { .. }
+            | Action::ReadStuck { .. }
             | Action::ReadRunning
             | Action::Hold
             | Action::Release

@@ -3,6 +3,7 @@
 //! - [`seen`]: everything that a decision is made from;
 //! - [`verdict`]: whether one instance can be moved, and how;
 //! - [`decide`]: from what is seen to what is said and done, without a clock or a socket;
+//! - [`signs`]: when something last happened to a migration;
 //! - [`transfer`]: how far one is, and whether it gets anywhere;
 //! - [`budget`]: how many may move at the same time, over all hosts;
 //! - [`hands`]: reads and calls, each in a task of its own, so that a slow one holds up nobody;
@@ -17,6 +18,7 @@ pub mod decide;
 pub mod engine;
 pub mod hands;
 pub mod seen;
+pub mod signs;
 pub mod transfer;
 pub mod verdict;
 

@@ -8,6 +8,7 @@ use cobalt_openstack::compute::{Migration, Server, ServiceState};
 use jiff::{SignedDuration, Timestamp};
 
 use super::budget::{Limits, Room};
+use super::signs::{Probe, Signs};
 use super::transfer::Transfer;
 use crate::fleet::Identity;
 use crate::host::Read;
@@ -88,6 +89,10 @@ pub struct Reads {
     pub forced: BTreeSet<String>,
     /// Servers whose state was set right, and when.
     pub repaired: BTreeMap<String, Timestamp>,
+    /// When something last happened to migrations that are under way.
+    pub signs: Signs,
+    /// What Nova says of servers whose migrations give no sign of life.
+    pub probes: BTreeMap<String, Read<Probe>>,
     /// When an agent last said that a migration has ended.
     pub news: Option<Timestamp>,
     /// The last call did not work because the other side is not well.
@@ -179,12 +184,14 @@ pub struct Policy {
     pub patience: SignedDuration,
     /// How long a dead host is waited for.
     pub host_patience: SignedDuration,
+    /// How long a live migration may give no sign of life before it counts as lost.
+    pub stuck_patience: SignedDuration,
     /// When a transfer that gets no nearer to its end has stalled.
     pub stall: SignedDuration,
     /// What is done about it.
     pub stalled: Stalled,
-    /// Whether a server in ERROR is set to ACTIVE when its guest is seen running after a failed
-    /// move.
+    /// Whether a server in ERROR, or in a migration that nobody drives, is set to ACTIVE when its
+    /// guest is seen running after a failed move.
     pub reset_errors: bool,
 }
 
@@ -202,6 +209,7 @@ impl Default for Policy {
             instance_deadline: SignedDuration::from_mins(60),
             patience: SignedDuration::from_mins(5),
             host_patience: SignedDuration::from_mins(10),
+            stuck_patience: SignedDuration::from_mins(5),
             stall: SignedDuration::from_mins(3),
             stalled: Stalled::Wait,
             reset_errors: true,
@@ -277,6 +285,11 @@ pub enum Action {
         /// The migration.
         migration: i64,
     },
+    /// See whether anybody can drive the migration of a server that gives no sign of life.
+    ReadStuck {
+        /// The server.
+        server: String,
+    },
     /// See which guests the agent sees running.
     ReadRunning,
     /// Move an instance.
@@ -307,7 +320,7 @@ pub enum Action {
         /// The migration.
         migration: i64,
     },
-    /// Set a server from ERROR to ACTIVE, because its guest runs.
+    /// Set a server to ACTIVE that Nova has in ERROR or in a lost migration: its guest runs.
     Repair {
         /// The server.
         server: String,
@@ -349,6 +362,7 @@ impl Action {
             Self::ReadReason { .. } => "read-reason",
             Self::ReadServer { .. } => "read-server",
             Self::ReadTransfer { .. } => "read-transfer",
+            Self::ReadStuck { .. } => "read-stuck",
             Self::ReadRunning => "read-running",
             Self::Move { .. } => "move",
             Self::Confirm { .. } => "confirm",

@@ -15,6 +15,7 @@ use serde_json::json;
 use super::budget::{Limits, Room};
 use super::decide::{decide, is_held};
 use super::seen::{Action, Asked, Policy, Reads, Seen, Source};
+use super::signs::{Probe, Record};
 use crate::fleet::Identity;
 use crate::host::Read;
 
@@ -32,6 +33,12 @@ struct Fate {
     failures: u32,
     /// Of so many migrations Nova loses sight first: what drove them was restarted.
     forsaken: u32,
+    /// Of so many requests nova-conductor dies with the message, before there is a record.
+    lost: u32,
+    /// So many migrations nobody drives any more, and the task state of the server stays.
+    stuck: u32,
+    /// The agent of the host sees its guest running.
+    runs: bool,
     /// Nova refuses so many requests first.
     refusals: u32,
     /// Its owner deletes it at that second.
@@ -51,6 +58,8 @@ struct Story {
     deaths: Vec<i64>,
     /// Nova does not answer from here to there.
     silence: Option<(i64, i64)>,
+    /// No nova-conductor runs from here to there: requests are taken, and nothing comes of them.
+    no_conductor: Option<(i64, i64)>,
     /// How many other hosts take servers.
     targets: usize,
     /// Placement has something of the host for one whom Nova does not know.
@@ -149,6 +158,12 @@ impl FakeNova {
             .is_some_and(|(from, to)| from <= second && second < to)
     }
 
+    fn has_conductor(&self) -> bool {
+        let second = self.second();
+        let outage = self.story.no_conductor;
+        outage.is_none_or(|(from, to)| second < from || to <= second)
+    }
+
     /// What comes to its end by itself.
     fn pass_time(&mut self) {
         let due: Vec<i64> = self
@@ -167,6 +182,10 @@ impl FakeNova {
                 migration.status = MigrationStatus::Error;
                 continue;
             };
+            if fate.stuck > 0 {
+                fate.stuck -= 1;
+                continue;
+            }
             server.task_state = None;
             if fate.forsaken > 0 {
                 // Its record says for ever that it is running.
@@ -234,6 +253,9 @@ impl FakeNova {
         if let Action::Move { server, .. } = action {
             self.reads.asked.insert(server.clone(), Asked::Waiting);
             self.reads.aborts.remove(server);
+            self.reads.repaired.remove(server);
+            self.reads.probes.remove(server);
+            self.reads.signs.forget(server);
         }
         // The answer takes its time; a list may be longer on its way than a POST.
         let wait = 100 + (self.calls.len() as i64 * 137 + self.second() * 61) % 700;
@@ -285,7 +307,8 @@ impl FakeNova {
                 let all = self.migrations.iter().rev();
                 let shown =
                     all.filter(|one| self.shows.get(&one.id).is_none_or(|from| *from <= at));
-                let value = shown.cloned().collect();
+                let value: Vec<Migration> = shown.cloned().collect();
+                self.reads.signs.listed(&value, at);
                 self.reads.migrations = Some(Read { at, value });
             }
             Action::ReadTargets { .. } => {
@@ -319,10 +342,33 @@ impl FakeNova {
                     .insert(server.clone(), Read { at, value });
             }
             Action::ReadRunning => {
-                self.reads.running = Some(Read {
-                    at,
-                    value: BTreeSet::new(),
-                });
+                let here = self.servers.values();
+                let here =
+                    here.filter(|(one, fate)| fate.runs && one.host.as_deref() == Some(HOST));
+                let value = here.map(|(one, _)| one.id.clone()).collect();
+                self.reads.running = Some(Read { at, value });
+            }
+            Action::ReadStuck { server } => {
+                let mut all = self.migrations.iter().rev();
+                let open = all.find(|one| one.server == *server && !one.status.has_ended());
+                let probe = Probe {
+                    migration: open.map(Record::from),
+                    conductor: self.has_conductor(),
+                };
+                self.reads.signs.probed(server, probe.migration.clone(), at);
+                if !probe.conductor {
+                    self.reads.signs.hold(server, at);
+                }
+                let read = Read { at, value: probe };
+                self.reads.probes.insert(server.clone(), read);
+            }
+            Action::Repair { server } => {
+                if let Some((one, _)) = self.servers.get_mut(server) {
+                    one.task_state = None;
+                    one.status = ServerStatus::Active;
+                }
+                self.reads.repaired.insert(server.clone(), at);
+                self.reads.servers = None;
             }
             Action::Move {
                 server,
@@ -356,7 +402,7 @@ impl FakeNova {
                     .insert(server.clone(), Read { at, value: None });
                 self.reads.news = Some(at);
             }
-            Action::ReadTransfer { .. } | Action::ForceComplete { .. } | Action::Repair { .. } => {}
+            Action::ReadTransfer { .. } | Action::ForceComplete { .. } => {}
         }
     }
 
@@ -393,9 +439,13 @@ impl FakeNova {
             self.doubled += 1;
             return Asked::Refused("409: it is on its way".to_owned());
         }
+        let has_conductor = self.has_conductor();
         let Some((server, fate)) = self.servers.get_mut(id) else {
             return Asked::Refused("404".to_owned());
         };
+        if server.task_state.as_deref() == Some("migrating") {
+            return Asked::Refused("409: it is migrating".to_owned());
+        }
         assert_eq!(server.host.as_deref(), Some(HOST), "it has left already");
         if fate.refusals > 0 {
             fate.refusals -= 1;
@@ -408,6 +458,17 @@ impl FakeNova {
             return Asked::Accepted {
                 at: self.now,
                 request_id: Some(format!("req-{id}")),
+            };
+        }
+        if !has_conductor || fate.lost > 0 {
+            fate.lost = fate.lost.saturating_sub(1);
+            server.task_state = Some("migrating".to_owned());
+            if method == super::seen::MoveMethod::Live {
+                server.status = ServerStatus::Migrating;
+            }
+            return Asked::Accepted {
+                at: self.now,
+                request_id: Some(format!("req-lost-{id}")),
             };
         }
         let number = i64::try_from(self.migrations.len()).unwrap() + 1;
@@ -450,6 +511,7 @@ impl FakeNova {
             attempts: self.story.attempts,
             patience: SignedDuration::from_secs(60),
             instance_deadline: SignedDuration::from_secs(600),
+            stuck_patience: SignedDuration::from_secs(90),
             ..Policy::default()
         });
         let deaths = std::mem::take(&mut self.story.deaths);
@@ -570,7 +632,19 @@ fn fate() -> impl Strategy<Value = Fate> {
             (9, 0),
             (0, 1),
         ]),
-        prop::sample::select(vec![0_u32, 0, 0, 1]),
+        (
+            prop::sample::select(vec![0_u32, 0, 0, 1]),
+            prop::sample::select(vec![
+                (0_u32, 0_u32),
+                (0, 0),
+                (0, 0),
+                (1, 0),
+                (0, 1),
+                (9, 0),
+                (0, 9),
+            ]),
+            prop::bool::weighted(0.7),
+        ),
         prop::option::weighted(0.1, 0_i64..60),
         1_u64..4096,
     )
@@ -579,7 +653,7 @@ fn fate() -> impl Strategy<Value = Fate> {
                 ((status, task), end),
                 seconds,
                 (failures, forsaken),
-                refusals,
+                (refusals, (lost, stuck), runs),
                 deleted_at,
                 memory,
             )| {
@@ -591,6 +665,9 @@ fn fate() -> impl Strategy<Value = Fate> {
                     seconds,
                     failures,
                     forsaken,
+                    lost,
+                    stuck,
+                    runs,
                     refusals,
                     deleted_at,
                     memory,
@@ -609,7 +686,11 @@ fn story() -> impl Strategy<Value = Story> {
         prop::option::weighted(0.2, 0_i64..60),
         prop::collection::vec(0_i64..120, 0..5),
         prop::option::weighted(0.2, (0_i64..30, 31_i64..90)),
-        (1_usize..4, any::<bool>()),
+        (
+            1_usize..4,
+            any::<bool>(),
+            prop::option::weighted(0.2, (0_i64..30, 31_i64..900)),
+        ),
     )
         .prop_map(
             |(
@@ -621,7 +702,7 @@ fn story() -> impl Strategy<Value = Story> {
                 cancel_at,
                 mut deaths,
                 silence,
-                (targets, stranger),
+                (targets, stranger, no_conductor),
             )| {
                 deaths.sort_unstable();
                 let (source, target, zone, cluster) = limits;
@@ -639,6 +720,7 @@ fn story() -> impl Strategy<Value = Story> {
                     cancel_at,
                     deaths,
                     silence,
+                    no_conductor,
                     targets,
                     stranger,
                 }
@@ -710,6 +792,8 @@ proptest! {
             fate.settles_at = None;
             fate.failures = 0;
             fate.forsaken = 0;
+            fate.lost = 0;
+            fate.stuck = 0;
             fate.refusals = 0;
             fate.deleted_at = None;
         }
@@ -725,6 +809,7 @@ proptest! {
             cancel_at: None,
             deaths: Vec::new(),
             silence: None,
+            no_conductor: None,
             targets: 2,
             stranger: false,
         });

@@ -19,6 +19,7 @@ use super::decide::{Decision, decide};
 use super::seen::{
     Action, Asked, Group, MoveMethod, Policy, Reads, Seen, Source, Stalled, Trouble,
 };
+use super::signs::{Probe, Record};
 use super::transfer::Transfer;
 use super::verdict::{judge, priority};
 use crate::fleet::Identity;
@@ -1308,4 +1309,201 @@ fn a_transfer_that_nova_does_not_tell_is_not_asked_for_again_at_once() {
     let told = Transfer::next(seen.reads.transfers.get("m100"), later, 50, 100, stall);
     assert!(!told.has_stalled(later, stall));
     assert_eq!(told.percent(), Some(50));
+}
+
+/// A row on its way for so many seconds, whose server Nova says it migrates.
+fn said_to_migrate(seconds: i64, migrations: Vec<cobalt_openstack::compute::Migration>) -> Seen {
+    let row = EvictionInstance {
+        since: Some(Time(ago(seconds))),
+        ..moving("a")
+    };
+    let migrating = json!({ "status": "MIGRATING", "OS-EXT-STS:task_state": "migrating" });
+    let mut seen = seen(reads(vec![server("a", migrating)]), running(vec![row]));
+    let at = ago(seconds);
+    let request_id = Some("req-1".to_owned());
+    let accepted = Asked::Accepted { at, request_id };
+    seen.reads.asked.insert("a".to_owned(), accepted);
+    seen.reads.signs.listed(&migrations, at);
+    seen.reads.migrations = read(migrations);
+    seen
+}
+
+fn does(decision: &Decision, wanted: &str) -> bool {
+    decision.actions.iter().any(|one| one.name() == wanted)
+}
+
+fn probed(seen: &mut Seen, migration: Option<i64>, conductor: bool) {
+    let open = seen.reads.migrations.as_ref().unwrap().value.iter();
+    let mut open = open.filter(|one| Some(one.id) == migration);
+    let probe = Probe {
+        migration: open.next().map(Record::from),
+        conductor,
+    };
+    seen.reads.probes = [(
+        "a".to_owned(),
+        Read {
+            at: now(),
+            value: probe,
+        },
+    )]
+    .into();
+}
+
+#[test]
+fn a_migration_without_a_record_that_nobody_drives_is_said_and_then_set_right() {
+    let waits = |decision: &Decision| {
+        let wait = decision.status.waiting_for.as_ref();
+        wait.map(|wait| wait.reason.clone())
+    };
+    // Nova may take a moment, and nobody is alarmed by that.
+    assert_eq!(waits(&decide(&said_to_migrate(30, vec![]), now())), None);
+    let decision = decide(&said_to_migrate(90, vec![]), now());
+    assert_eq!(waits(&decision).as_deref(), Some("NovaStuck"));
+    let wait = decision.status.waiting_for.as_ref().unwrap();
+    assert_eq!(wait.since, Time(ago(90)), "since the last sign of life");
+    assert_eq!(wait.deadline, Some(Time(ago(90 - 300))));
+    assert!(!does(&decision, "read-stuck") && !does(&decision, "repair"));
+
+    // The patience is over.
+    let mut late = said_to_migrate(301, vec![]);
+    assert!(does(&decide(&late, now()), "read-stuck"));
+    probed(&mut late, None, true);
+    assert!(does(&decide(&late, now()), "read-running"));
+    late.reads.running = read(BTreeSet::from(["a".to_owned()]));
+    let decision = decide(&late, now());
+    assert!(does(&decision, "repair") && !does(&decision, "move"));
+    assert_eq!(row(&decision, "a").state, InstanceState::Moving);
+
+    // It was set right: the attempt is over, and says why.
+    late.reads.repaired.insert("a".to_owned(), now());
+    let later = now() + SignedDuration::from_secs(1);
+    late.reads.servers = Some(Read {
+        at: later,
+        value: vec![server("a", json!({}))],
+    });
+    let decision = decide(&late, later);
+    let after = row(&decision, "a");
+    assert_eq!(
+        (after.state, after.attempt),
+        (InstanceState::Pending, Some(1))
+    );
+    assert!(
+        after.error.as_ref().unwrap().contains("Nova lost"),
+        "{after:?}"
+    );
+}
+
+#[test]
+fn what_cannot_be_set_right_ends_with_what_to_do() {
+    let mut unseen = said_to_migrate(301, vec![]);
+    probed(&mut unseen, None, true);
+    unseen.reads.running = read(BTreeSet::new());
+    let mut unwanted = unseen.clone();
+    unwanted.reads.running = read(BTreeSet::from(["a".to_owned()]));
+    unwanted.policy = Arc::new(Policy {
+        reset_errors: false,
+        ..Policy::default()
+    });
+    let mut refused = unseen.clone();
+    refused.reads.running = read(BTreeSet::from(["a".to_owned()]));
+    refused
+        .reads
+        .repaired
+        .insert("a".to_owned(), Timestamp::MIN);
+    for seen in [unseen, unwanted, refused] {
+        let decision = decide(&seen, now());
+        assert!(!does(&decision, "repair"), "{decision:#?}");
+        let after = row(&decision, "a");
+        assert_eq!(after.state, InstanceState::Failed);
+        let error = after.error.as_ref().unwrap();
+        assert!(
+            error.contains("openstack server set --state active a"),
+            "{error}"
+        );
+
+        // Called off, it ends as well.
+        let mut cancelled = seen.clone();
+        change(&mut cancelled, |eviction| eviction.spec.cancel = Some(true));
+        let decision = decide(&cancelled, now());
+        assert_eq!(row(&decision, "a").state, InstanceState::Cancelled);
+        assert_eq!(decision.status.outcome, Some(Outcome::Cancelled));
+    }
+}
+
+#[test]
+fn while_no_conductor_runs_nothing_is_tried_again_and_a_cancellation_ends() {
+    let mut dead = said_to_migrate(301, vec![]);
+    probed(&mut dead, None, false);
+    dead.reads.signs.hold("a", now());
+    dead.reads.running = read(BTreeSet::from(["a".to_owned()]));
+    let decision = decide(&dead, now());
+    let wait = decision.status.waiting_for.as_ref().unwrap();
+    assert_eq!(wait.reason, "NovaConductor");
+    assert!(!does(&decision, "repair") && !does(&decision, "move"));
+    assert_eq!(row(&decision, "a").state, InstanceState::Moving);
+    let later = now() + SignedDuration::from_secs(10);
+    assert!(
+        does(&decide(&dead, later), "read-stuck"),
+        "it is asked for again"
+    );
+    change(&mut dead, |eviction| eviction.spec.cancel = Some(true));
+    let decision = decide(&dead, now());
+    assert_eq!(row(&decision, "a").state, InstanceState::Cancelled);
+    assert_eq!(decision.status.outcome, Some(Outcome::Cancelled));
+}
+
+#[test]
+fn a_record_that_nobody_changes_is_aborted_before_the_server_is_set_right() {
+    let all = vec![migration(6, "a", "running")];
+    let mut stuck = said_to_migrate(301, all.clone());
+    assert!(does(&decide(&stuck, now()), "read-stuck"));
+    probed(&mut stuck, Some(6), true);
+    stuck.reads.running = read(BTreeSet::from(["a".to_owned()]));
+    let decision = decide(&stuck, now());
+    assert!(does(&decision, "abort") && !does(&decision, "repair"));
+    let refused = Read {
+        at: ago(10),
+        value: Some("400: not now".to_owned()),
+    };
+    stuck.reads.aborts.insert("a".to_owned(), refused);
+    assert!(does(&decide(&stuck, now()), "repair"));
+
+    // Signs of life: the agent sees it move, or its record changes.
+    let mut heard = said_to_migrate(301, all.clone());
+    heard.reads.signs.heard("a", ago(5));
+    assert!(!does(&decide(&heard, now()), "read-stuck"));
+    assert_eq!(decide(&heard, now()).status.waiting_for, None);
+    let mut listed = said_to_migrate(301, all);
+    let mut newer = migration(6, "a", "running");
+    newer.updated_at = Some(ago(4000));
+    listed.reads.signs.listed(&[newer], ago(5));
+    assert!(!does(&decide(&listed, now()), "read-stuck"));
+    // In the queue of nova-compute it is as alive as the one before it.
+    let queue = vec![migration(7, "b", "running"), migration(6, "a", "queued")];
+    let mut queued = said_to_migrate(301, queue);
+    let mut newer = migration(7, "b", "running");
+    newer.updated_at = Some(ago(4000));
+    queued.reads.signs.listed(&[newer], ago(5));
+    assert!(!does(&decide(&queued, now()), "read-stuck"));
+}
+
+#[test]
+fn a_leftover_from_before_the_eviction_is_set_right_if_nova_has_no_migration_of_it() {
+    let waiting = EvictionInstance {
+        state: InstanceState::Blocked,
+        since: Some(Time(ago(301))),
+        ..EvictionInstance::new("a")
+    };
+    let migrating = json!({ "status": "MIGRATING", "OS-EXT-STS:task_state": "migrating" });
+    let mut left = seen(reads(vec![server("a", migrating)]), running(vec![waiting]));
+    assert!(does(&decide(&left, now()), "read-stuck"));
+    left.reads.migrations = read(vec![migration(6, "a", "running")]);
+    left.reads.running = read(BTreeSet::from(["a".to_owned()]));
+    probed(&mut left, Some(6), true);
+    assert!(
+        !does(&decide(&left, now()), "repair"),
+        "somebody's migration"
+    );
+    probed(&mut left, None, true);
+    assert!(does(&decide(&left, now()), "repair"));
 }

@@ -14,7 +14,8 @@ use cobalt_api::eviction::{
 use cobalt_api::hypervisor::Phase;
 use cobalt_api::migration;
 use cobalt_openstack::compute::{Migration, MigrationStatus};
-use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use k8s_openapi::api::events::v1::Event;
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::runtime::wait::await_condition;
 use kube::{Api, ResourceExt};
 use serde_json::json;
@@ -721,6 +722,113 @@ async fn a_transfer_that_gets_no_nearer_is_brought_to_its_end() {
         .filter(|call| call.body.get("force_complete").is_some());
     assert_eq!(forced.count(), 1);
     assert_moved_once(&drain.migrations().await, &[id]);
+}
+
+/// nova-conductor dies with the requests for three servers: of one it has made a record and reserved
+/// resources on a target, of two it has done nothing yet.
+#[tokio::test]
+async fn what_a_dying_conductor_left_half_done_is_said_and_set_right() {
+    let arguments = ["--eviction-stuck-patience", "4s"];
+    let drain = Drain::new("conductor", 2, &arguments).await;
+    let cloud = drain.site.cloud;
+    let ids = drain.boot_many(3).await;
+    drain.fake_guests(&ids).await;
+    let (late, early) = ids.split_first().unwrap();
+    cloud.knob("lose_live_migration_late", late, true).await;
+    for id in early {
+        cloud.knob("lose_live_migration", id, true).await;
+    }
+    // And there is no other one yet.
+    drain.doors.rule(|call| {
+        if call.is("GET", "binary=nova-conductor") {
+            let down = r#"{"services": [{"id": "x", "binary": "nova-conductor", "host": "control",
+                "status": "enabled", "state": "down"}]}"#;
+            return Fate::Answer(200, down, vec![("content-type", "application/json")]);
+        }
+        Fate::Through
+    });
+    drain.begin().await;
+    drain
+        .eviction("it is said that nothing happens", |status| {
+            waits_for(status, "NovaStuck")
+        })
+        .await;
+    drain
+        .eviction("it waits for a nova-conductor", |status| {
+            waits_for(status, "NovaConductor")
+        })
+        .await;
+    let moved = drain.moves();
+    assert!(moved.values().all(|times| *times == 1), "{moved:?}");
+    for id in &ids {
+        cloud.knob("lose_live_migration_late", id, false).await;
+        cloud.knob("lose_live_migration", id, false).await;
+    }
+    drain.doors.open();
+    let status = drain.ended(Outcome::Succeeded).await;
+    for row in &status.instances {
+        assert_eq!(
+            (row.state, row.attempt),
+            (State::Moved, Some(2)),
+            "{row:#?}"
+        );
+    }
+    assert!(drain.is_empty().await);
+    let events: Api<Event> = Api::default_namespaced(drain.site.client.clone());
+    for reason in ["NovaStuck", "NovaConductorDown"] {
+        until(reason, || async {
+            let all = events.list(&ListParams::default()).await.unwrap();
+            let mut own = all.into_iter().filter(|event| {
+                let about = event.regarding.as_ref().unwrap();
+                about.name.as_deref() == Some(drain.source.as_str())
+            });
+            own.any(|event| event.reason.as_deref() == Some(reason))
+                .then_some(())
+        })
+        .await;
+    }
+    // Nothing is held for the migration that was lost.
+    let client = cloud.client();
+    let placement = client.placement();
+    let provider = placement.provider_named(&drain.source).await.unwrap();
+    let used = placement
+        .provider_allocations(&provider.unwrap().uuid)
+        .await
+        .unwrap();
+    assert!(used.allocations.is_empty(), "{used:#?}");
+    for id in &ids {
+        let held = placement.allocations(id).await.unwrap();
+        assert_eq!(held.allocations.len(), 1, "{held:#?}");
+    }
+}
+
+/// Nobody sees the guest, so that its state is not reset; the drain ends all the same when it is
+/// called off, and the host comes back.
+#[tokio::test]
+async fn a_drain_that_a_dying_conductor_left_half_done_can_be_called_off() {
+    let arguments = ["--eviction-stuck-patience", "4s"];
+    let drain = Drain::new("called-off", 1, &arguments).await;
+    let cloud = drain.site.cloud;
+    let id = drain.boot("one").await;
+    cloud.knob("lose_live_migration", &id, true).await;
+    drain.begin().await;
+    drain
+        .eviction("it is on its way", |status| {
+            let mut rows = status.instances.iter();
+            rows.any(|row| row.state == State::Moving)
+        })
+        .await;
+    drain
+        .site
+        .patch(&drain.source, json!({ "spec": { "maintenance": "" } }))
+        .await;
+    drain.site.phase(&drain.source, Phase::Active).await;
+    let left = drain.site.evictions().get_opt(&drain.source).await;
+    assert!(left.unwrap().is_none());
+    assert_eq!(drain.moves()[&id], 1);
+    assert_eq!(drain.whereabouts().await["one"].1, "MIGRATING");
+    let reset = json!({ "os-resetState": { "state": "active" } });
+    cloud.server_action(&id, reset).await;
 }
 
 /// How many were under way at the same time, at most. Nova's times are full seconds: one that began

@@ -22,10 +22,14 @@ const TRANSFER_EVERY: SignedDuration = SignedDuration::from_secs(15);
 /// The schema's limit.
 const MOST_AVOIDED: usize = 64;
 /// An abort that had no effect is asked for again.
-const ABORT_EVERY: SignedDuration = SignedDuration::from_secs(10);
+pub(super) const ABORT_EVERY: SignedDuration = SignedDuration::from_secs(10);
+
+/// Why an attempt has failed whose server was set right.
+const LOST: &str = "Nova lost the migration: nobody drove it any more, and the state of the server was \
+                    reset";
 
 /// What became of a row's attempt.
-enum Course {
+pub(super) enum Course {
     /// It goes on.
     Underway,
     /// It cannot be said before something is read.
@@ -38,6 +42,8 @@ enum Course {
     Gone,
     /// It did not work.
     Failed(String),
+    /// Nova has left it half done, and it is not tried again: this is to be done by hand.
+    Abandoned(String),
 }
 
 impl<'a> Turn<'a> {
@@ -115,7 +121,10 @@ impl<'a> Turn<'a> {
             return Course::Underway;
         };
         if !is_idle(server) {
-            return Course::Underway;
+            return self.stuck(row, None).unwrap_or(Course::Underway);
+        }
+        if self.was_reset(row) {
+            return Course::Failed(LOST.to_owned());
         }
         if !matches!(asked, Some(Asked::Accepted { .. })) {
             return Course::NotBegun;
@@ -176,7 +185,15 @@ impl<'a> Turn<'a> {
                 }
             }
             _ => {
+                if self.was_reset(row) {
+                    // It is no fault of the target.
+                    row.to = None;
+                    return Course::Failed(LOST.to_owned());
+                }
                 if let Some(course) = self.forsaken(row, migration, host) {
+                    return course;
+                }
+                if let Some(course) = self.stuck(row, Some(migration)) {
                     return course;
                 }
                 self.progress(row);
@@ -390,6 +407,17 @@ impl<'a> Turn<'a> {
                 );
             }
             Course::Failed(text) => self.failed(row, &text),
+            Course::Abandoned(text) => {
+                row.error = Some(cut(text, 2048));
+                row.progress = None;
+                self.tell_failed(row);
+                let state = if self.stop.is_some() {
+                    State::Cancelled
+                } else {
+                    State::Failed
+                };
+                self.settle(row, state);
+            }
         }
     }
 
@@ -412,7 +440,7 @@ impl<'a> Turn<'a> {
 }
 
 /// Whether Nova is not busy with a server.
-fn is_idle(server: &Server) -> bool {
+pub(super) fn is_idle(server: &Server) -> bool {
     server.task_state.as_deref().is_none_or(str::is_empty)
         && !matches!(
             server.status,

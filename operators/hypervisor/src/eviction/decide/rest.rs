@@ -94,6 +94,7 @@ impl Turn<'_> {
                 server: server.id.clone(),
             });
         }
+        self.set_right_before_move(row, server);
         let reasons = &judged.preflight.reasons;
         if !judged.passes && self.exhausted(row) {
             self.settle(row, State::Failed);
