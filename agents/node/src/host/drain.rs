@@ -29,12 +29,16 @@ const PAGE: u32 = 500;
 /// # Errors
 ///
 /// When the API server cannot be asked, or refuses it.
-pub async fn ensure(
-    ctx: &Context,
-    delay: Option<Duration>,
-) -> Result<(Eviction, bool), String> {
+pub async fn ensure(ctx: &Context, delay: Option<Duration>) -> Result<(Eviction, bool), String> {
     let api: Api<Eviction> = Api::all(ctx.client.clone());
     let boot = super::boot_id().await;
+    let maintenance = within(DEADLINE, api.get_opt(&ctx.node)).await?;
+    if let (Candidate::Join, Some(eviction)) = (
+        shutdown::candidate(maintenance.as_ref(), &ctx.node),
+        maintenance,
+    ) {
+        return Ok((eviction, false));
+    }
     for name in shutdown::names(&ctx.node, &boot) {
         let existing = within(DEADLINE, api.get_opt(&name)).await?;
         match (shutdown::candidate(existing.as_ref(), &ctx.node), existing) {
@@ -176,5 +180,8 @@ mod tests {
             assert!(!shutdown::is_leftover(&other, "hv1"));
         }
         assert!(!shutdown::is_leftover(&ours, "hv2"));
+        // The policy of the chart lets no agent touch the Eviction of a maintenance.
+        let old = wanted("hv1", "hv1", None, None);
+        assert!(!shutdown::is_leftover(&old, "hv1"));
     }
 }

@@ -511,7 +511,8 @@ impl Inhibitor {
     async fn call_off(&mut self, name: &str) -> bool {
         match drain::cancel(&self.ctx, name).await {
             Ok(()) => {
-                let text = format!("Eviction \"{name}\" of a shutdown is cancelled: the host is up");
+                let text =
+                    format!("Eviction \"{name}\" of a shutdown is cancelled: the host is up");
                 self.report(Severity::Normal, "EvictionCancelled", "Cancel", text);
                 if let Some(names) = &mut self.leftovers {
                     names.retain(|other| other != name);

@@ -80,7 +80,10 @@ mod tests {
         let place = folder.join(FILE);
         write(&folder, &content(Duration::from_secs(1800))).unwrap();
         let text = std::fs::read_to_string(&place).unwrap();
-        assert!(text.ends_with("[Login]\nInhibitDelayMaxSec=1800\n"), "{text}");
+        assert!(
+            text.ends_with("[Login]\nInhibitDelayMaxSec=1800\n"),
+            "{text}"
+        );
         let before = std::fs::metadata(&place).unwrap().modified().unwrap();
         write(&folder, &text).unwrap();
         let after = std::fs::metadata(&place).unwrap().modified().unwrap();

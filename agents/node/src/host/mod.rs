@@ -101,14 +101,7 @@ pub async fn run(
         metrics.clone(),
         cancel.clone(),
     );
-    let inhibitor = inhibitor::run(
-        ctx,
-        links,
-        config.shutdown_delay,
-        delay,
-        metrics,
-        cancel,
-    );
+    let inhibitor = inhibitor::run(ctx, links, config.shutdown_delay, delay, metrics, cancel);
     tokio::join!(
         Box::pin(keep),
         Box::pin(units),

@@ -348,26 +348,28 @@ pub fn candidate(existing: Option<&Eviction>, node: &str) -> Candidate {
     }
 }
 
-/// The names that are tried, in this order. The first is the one the deployed agent uses.
+/// The names that are tried, in this order. The name of the node alone is for maintenance.
 pub fn names(node: &str, boot: &str) -> impl Iterator<Item = String> {
     let boot: String = boot
         .chars()
-        .filter(char::is_ascii_alphanumeric)
+        .filter(char::is_ascii_hexdigit)
         .take(8)
         .collect();
-    let second = format!("{node}-{boot}");
+    let first = format!("{node}-{boot:0<8}");
     let more = (2..10).map({
-        let second = second.clone();
-        move |number| format!("{second}-{number}")
+        let first = first.clone();
+        move |number| format!("{first}-{number}")
     });
-    [node.to_owned(), second].into_iter().chain(more)
+    std::iter::once(first).chain(more)
 }
 
-/// Whether it was made for this node because of a shutdown, and nobody has cancelled it.
+/// Whether it was made for this node because of a shutdown, and nobody has cancelled it. One with the
+/// name of the node is of an agent of before, and not for an agent to cancel; the operator removes it.
 #[must_use]
 pub fn is_leftover(eviction: &Eviction, node: &str) -> bool {
     eviction.is_for_shutdown()
         && eviction.spec.hypervisor == node
+        && eviction.name_any() != node
         && !eviction.spec.cancel()
         && eviction.metadata.deletion_timestamp.is_none()
 }

@@ -43,20 +43,18 @@ struct Host {
 
 /// The agent's process, inside the machine: logind wants to know who asks.
 struct Agent {
-    _shell: Child,
+    /// It ends with the agent.
+    shell: Child,
     pid: i32,
-}
-
-impl Agent {
-    fn signal(&self, signal: rustix::process::Signal) {
-        let pid = rustix::process::Pid::from_raw(self.pid).unwrap();
-        rustix::process::kill_process(pid, signal).ok();
-    }
 }
 
 impl Drop for Agent {
     fn drop(&mut self) {
-        self.signal(rustix::process::Signal::KILL);
+        // Where its machine has gone down it is gone as well, and its number may be another's.
+        if matches!(self.shell.try_wait(), Ok(None)) {
+            let pid = rustix::process::Pid::from_raw(self.pid).unwrap();
+            rustix::process::kill_process(pid, rustix::process::Signal::KILL).ok();
+        }
     }
 }
 
@@ -139,7 +137,7 @@ impl Host {
             .unwrap();
         let mut lines = BufReader::new(shell.stdout.take().unwrap()).lines();
         let pid = lines.next_line().await.unwrap().unwrap().parse().unwrap();
-        self.agent = Some(Agent { _shell: shell, pid });
+        self.agent = Some(Agent { shell, pid });
     }
 
     fn log(&self) -> PathBuf {
@@ -548,14 +546,17 @@ async fn updates_end_whatever_happens_and_a_power_off_waits_for_the_drain() {
     host.condition(inhibited, Status::True, Reason::Running, &words)
         .await;
     let evictions: Api<Eviction> = Api::all(host.client.clone());
-    let eviction = evictions.get(&host.node).await.unwrap();
+    let boot = host.sh("cut -c 1-8 /proc/sys/kernel/random/boot_id").await;
+    let name = format!("{}-{}", host.node, boot.trim());
+    let eviction = evictions.get(&name).await.unwrap();
     assert_eq!(eviction.spec.hypervisor, host.node);
     assert_eq!(eviction.owner_references()[0].name, host.node);
     assert_eq!(eviction.labels()["topology.kubernetes.io/zone"], "z1");
     assert_eq!(eviction.spec.deadline.as_deref(), Some("5m"));
     assert!(eviction.is_for_shutdown() && !eviction.spec.cancel());
     let list = host.inhibitors().await;
-    assert!(list.contains("cobalt-node-agent"), "{list}");
+    let log = std::fs::read_to_string(host.log()).unwrap_or_default();
+    assert!(list.contains("cobalt-node-agent"), "{list}\n{log}");
     host.run(&["virsh", "destroy", "stayer"]).await;
     powered(&host.lab, |node| {
         !node.on && node.last_end.as_deref() == Some("off")
@@ -569,7 +570,7 @@ async fn updates_end_whatever_happens_and_a_power_off_waits_for_the_drain() {
     host.lab.power(HOST, Power::On, &silent).await.unwrap();
     host.start_agent().await;
     let cancelled = |eviction: Option<&Eviction>| eviction.is_some_and(|one| one.spec.cancel());
-    let waiting = await_condition(evictions, &host.node, cancelled);
+    let waiting = await_condition(evictions, &name, cancelled);
     within("the Eviction is cancelled", waiting).await.unwrap();
     host.event("EvictionCancelled").await;
     host.down().await;

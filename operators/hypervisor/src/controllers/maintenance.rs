@@ -60,13 +60,9 @@ pub fn decide(pass: &mut Pass) {
 }
 
 /// The Eviction because of a shutdown that counts: one that is under way before one that has ended.
-///
-/// One without a deadline is of an agent that does not cancel it after the reboot. It would drain
-/// the host long after, so it is left to wait.
 fn shutdown(host: &Host) -> Option<Arc<Eviction>> {
-    let counts = |one: &&Arc<Eviction>| {
-        one.spec.deadline.is_some() && !(one.has_ended() && called_off(one))
-    };
+    let counts =
+        |one: &&Arc<Eviction>| one.spec.deadline.is_some() && !(one.has_ended() && called_off(one));
     let mut all: Vec<&Arc<Eviction>> = host.shutdowns.iter().filter(counts).collect();
     all.sort_by_key(|one| (one.has_ended(), called_off(one)));
     all.first().map(|one| Arc::clone(one))
@@ -78,11 +74,17 @@ fn called_off(eviction: &Eviction) -> bool {
 }
 
 /// Removes Evictions of shutdowns that are over.
+///
+/// One without a deadline is of an agent that does not cancel it after the reboot: it would wait
+/// until the host is disabled some day, and drain it then.
 fn remove_called_off(pass: &mut Pass) {
     let host = pass.host;
+    let in_service = matches!(host.identity(), Ok(Some(identity)) if identity.is_enabled());
     for eviction in &host.shutdowns {
         let gone = eviction.metadata.deletion_timestamp.is_some();
-        if eviction.spec.cancel() && eviction.has_ended() && !gone {
+        let over = eviction.spec.cancel() && eviction.has_ended();
+        let endless = eviction.spec.deadline.is_none() && in_service;
+        if (over || endless) && !gone {
             remove(pass, eviction);
         }
     }

@@ -1576,7 +1576,11 @@ impl Model {
     fn evictions_end(&mut self, outcome: Outcome) {
         let empty = outcome == Outcome::Succeeded;
         for one in self.eviction.iter_mut().chain(&mut self.others) {
-            let outcome = if one.spec.cancel() { Outcome::Cancelled } else { outcome };
+            let outcome = if one.spec.cancel() {
+                Outcome::Cancelled
+            } else {
+                outcome
+            };
             if !one.has_ended() {
                 one.status.get_or_insert_default().outcome = Some(outcome);
             }
@@ -1675,8 +1679,9 @@ fn an_eviction_of_a_shutdown_long_ago_drains_nothing() {
     model.named(HOST).spec.deadline = None;
     model.settle();
     assert!(model.enabled() && !model.did("disable-service"));
+    assert!(model.eviction.is_none());
     // It has ended, and the host was not taken out of service for it.
-    model.named(HOST).spec.deadline = Some("30m".to_owned());
+    model.shuts_down("hv1-0123abcd");
     model.evictions_end(Outcome::Succeeded);
     model.settle();
     assert!(model.enabled() && !model.did("disable-service"));

@@ -98,7 +98,7 @@ impl Cloud {
     }
 
     /// Starts a node agent inside of a real hypervisor, as a pod of the host would run: logind wants
-    /// to know who asks. It ends with the machine, or with the answer.
+    /// to know who asks. It ends with the machine.
     pub async fn agent_inside(&self, host: &str, kubeconfig: &Path) -> Child {
         let observed = self.observed(host).await;
         let pid = cobalt_lab::node::pid_one(host, &observed).unwrap();
@@ -109,8 +109,8 @@ impl Cloud {
             std::fs::copy(built, &program).unwrap();
         }
         std::fs::copy(kubeconfig, root.join("kubeconfig")).unwrap();
-        // The shell stays outside, and ends what it has started with itself.
-        let script = "trap 'kill -9 $agent' EXIT; \"$@\" & agent=$!; wait";
+        // The shell stays outside of the machine; what it starts is inside.
+        let script = "\"$@\" & wait";
         Command::new("nsenter")
             .args(["-F", "-t", &pid.to_string(), "-m", "-p", "sh", "-c", script])
             .args(["sh", "/root/agent", "--node", host, "--identity", host])
@@ -121,7 +121,7 @@ impl Cloud {
             .args(["--health-probe-bind-address", "0"])
             .args(["--migration-write-interval", "1s"])
             .env("KUBECONFIG", "/root/kubeconfig")
-            .env("LOG_LEVEL", "info")
+            .env("LOG_LEVEL", "warn")
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .spawn()

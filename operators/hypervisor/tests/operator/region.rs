@@ -7,8 +7,8 @@ use std::io::Read;
 use std::process::Stdio;
 use std::sync::{Arc, Mutex};
 
-use cobalt_api::eviction::{Eviction, EvictionStatus, InstanceState, Method, Outcome};
 use cobalt_api::conditions::HypervisorCondition;
+use cobalt_api::eviction::{Eviction, EvictionStatus, InstanceState, Method, Outcome};
 use cobalt_api::hypervisor::{Hypervisor, Phase};
 use cobalt_api::migration::{Migration, MigrationResult, Role};
 use cobalt_api::names::leases;
@@ -254,12 +254,20 @@ async fn guests_count_on_while_their_host_is_emptied() {
 async fn reboot(site: &Site, cloud: &Cloud, client: &Client, ids: [&String; 3]) -> Child {
     let consoles = ids.map(|id| cloud.console(id));
     site.hypervisor("hv2", "a shutdown would wait for ten minutes", |object| {
-        says(object, HypervisorCondition::ShutdownInhibited, "at most 10m")
+        says(
+            object,
+            HypervisorCondition::ShutdownInhibited,
+            "at most 10m",
+        )
     })
     .await;
     cloud.run("hv2", &["systemctl", "reboot"]).await;
     site.hypervisor("hv2", "it is taken out of service", |object| {
-        says(object, HypervisorCondition::HypervisorDisabled, "about to shut down")
+        says(
+            object,
+            HypervisorCondition::HypervisorDisabled,
+            "about to shut down",
+        )
     })
     .await;
     let service = cloud.service("hv2").await.unwrap();

@@ -483,7 +483,9 @@ fn w68_a_finished_or_another_eviction_is_never_taken_for_this_shutdown() {
         assert_eq!(candidate(Some(&taken), "hv1"), Candidate::Taken);
     }
     let names: Vec<String> = names("hv1", "0123abcd-ef00-4000-8000-000000000000").collect();
-    assert_eq!(names[..3], ["hv1", "hv1-0123abcd", "hv1-0123abcd-2"]);
+    assert_eq!(names[..2], ["hv1-0123abcd", "hv1-0123abcd-2"]);
+    let unknown: Vec<String> = super::names("hv1", "").collect();
+    assert_eq!(unknown[0], "hv1-00000000");
 }
 
 #[test]
