@@ -1,4 +1,4 @@
-//! Certificates and keys: of a Kubernetes cluster, and of libvirt. They live as long as the lab.
+//! Certificates and keys: of a Kubernetes cluster, of libvirt, of ssh. They live as long as the lab.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -203,6 +203,41 @@ impl Authority {
             key: key.serialize_pem(),
         })
     }
+}
+
+/// A key pair for ssh: of a host, or of who logs in.
+#[derive(Debug)]
+pub struct SshKey {
+    /// The private key, as PEM.
+    pub private: String,
+    /// The public key, as in `authorized_keys`.
+    pub public: String,
+}
+
+impl SshKey {
+    /// Makes one.
+    pub fn new() -> Result<Self> {
+        // ssh reads this format of keys with NIST's curves only.
+        let key = KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256)?;
+        Ok(Self {
+            private: key.serialize_pem(),
+            public: ssh_public_key(key.public_key_raw()),
+        })
+    }
+}
+
+/// RFC 5656: the type, the curve and the point, each with its length before it.
+fn ssh_public_key(point: &[u8]) -> String {
+    use base64::Engine;
+    const TYPE: &str = "ecdsa-sha2-nistp256";
+    let mut blob = Vec::new();
+    for field in [TYPE.as_bytes(), b"nistp256", point] {
+        let length = u32::try_from(field.len()).unwrap_or_default();
+        blob.extend(length.to_be_bytes());
+        blob.extend(field);
+    }
+    let blob = base64::engine::general_purpose::STANDARD.encode(blob);
+    format!("{TYPE} {blob}")
 }
 
 fn host_names(name: &str, address: IpAddr) -> Result<[SanType; 2]> {

@@ -46,6 +46,48 @@ impl TestLab {
         .await;
     }
 
+    /// Stops a server on hv1, moves it to hv2, resizes it and takes that back. Its disk keeps what
+    /// was written to it.
+    async fn move_cold(&self, cloud: &Cloud, id: &str) {
+        let settles = async |status: &str| {
+            until(&format!("{id} is {status}"), || async {
+                let server = cloud.server(id).await;
+                assert_ne!(server.status, "ERROR", "{server:?}");
+                (server.status == status && !server.busy).then_some(server)
+            })
+            .await
+        };
+        cloud.action(id, json!({ "os-stop": null })).await;
+        settles("SHUTOFF").await;
+        let disk = format!("/var/lib/nova/instances/{id}/disk");
+        let write = format!("printf kept | dd of={disk} conv=notrunc bs=1 seek=4096");
+        self.sh("hv1", &write).await;
+
+        cloud
+            .action(id, json!({ "migrate": { "host": "hv2" } }))
+            .await;
+        assert_eq!(settles("VERIFY_RESIZE").await.host, "hv2");
+        cloud.action(id, json!({ "confirmResize": null })).await;
+        assert_eq!(settles("SHUTOFF").await.host, "hv2");
+
+        // The flavor `1` is as big as the server's own.
+        cloud
+            .action(id, json!({ "resize": { "flavorRef": "1" } }))
+            .await;
+        assert_ne!(settles("VERIFY_RESIZE").await.host, "hv2");
+        cloud.action(id, json!({ "revertResize": null })).await;
+        assert_eq!(settles("SHUTOFF").await.host, "hv2");
+
+        let read = format!("dd if={disk} bs=1 skip=4096 count=4");
+        assert_eq!(self.sh("hv2", &read).await, "kept");
+        let left = self.sh("hv2", "ls /var/lib/nova/instances").await;
+        assert!(!left.contains("_resize"), "{left}");
+        for (host, count) in [("hv1", 0), ("hv2", 1), ("hv3", 0)] {
+            let domains = self.run(host, &["virsh", "list", "--all", "--uuid"]).await;
+            assert_eq!(domains.matches(id).count(), count, "{host}: {domains}");
+        }
+    }
+
     /// What a server has counted, asked over the tenant network.
     async fn count(&self, address: &str) -> u32 {
         // The first packet to a new peer may be lost; the guest may just have been started.
@@ -173,6 +215,12 @@ async fn servers_boot_move_and_survive_in_a_region() {
         domains.trim().is_empty().then_some(domains)
     });
     left.await;
+
+    // A server that is off moves, too, with its disk.
+    lab.move_cold(&cloud, &two).await;
+    cloud.action(&two, json!({ "os-start": null })).await;
+    cloud.active(&two).await;
+    lab.count(&second.address).await;
 
     // A member of a bond is cut; packets take the other one.
     lab.fault(Fault::Cut, "hv1/eno1").await.unwrap();

@@ -16,6 +16,7 @@
 pub mod files;
 pub mod hypervisor;
 pub mod kubernetes;
+pub mod logins;
 pub mod ovn;
 pub mod stage;
 

@@ -26,6 +26,7 @@ use crate::cluster::{Cluster, ClusterConfig, Role, Site};
 use crate::config::{LabConfig, Record, read_json};
 use crate::net::{Block, NodeLink, add_bridge, lay_cables};
 use crate::node::files::{self, Layer};
+use crate::node::logins::Logins;
 use crate::node::{Node, NodeSpec, Power, hypervisor, kubernetes, new_uuid, ovn};
 use crate::paths::make_dir;
 use crate::pki::{Authority, write_private};
@@ -37,6 +38,8 @@ pub(super) struct Blueprint {
     plan: Plan,
     /// Signs the certificates of libvirt.
     libvirt: Authority,
+    /// How hypervisors log in to each other.
+    logins: Logins,
 }
 
 impl Supervisor {
@@ -136,7 +139,11 @@ impl Supervisor {
         if config.hypervisors().is_some() {
             self.write_libvirt_client(&libvirt)?;
         }
-        Ok(Blueprint { plan, libvirt })
+        Ok(Blueprint {
+            plan,
+            libvirt,
+            logins: Logins::new()?,
+        })
     }
 
     /// What a client on this machine needs for `qemu+tls`.
@@ -313,6 +320,7 @@ impl Supervisor {
                 let config = self.order.config.openstack.as_ref();
                 let bandwidth = config.map_or(0, |config| config.migration_bandwidth);
                 let (name, address) = (&machine.name, machine.address);
+                blueprint.logins.write(layer, address)?;
                 openstack::compute_files(layer, &var, name, address, &site, bandwidth)
             }
             Kind::Openstack => {
