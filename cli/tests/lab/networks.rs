@@ -12,6 +12,12 @@ use crate::{TestLab, lab};
 const LEADER: &str =
     "ovs-appctl -t /run/ovn/ovnsb_db.ctl cluster/status OVN_Southbound | grep -q '^Role: leader'";
 
+/// Succeeds on a member that has joined both databases.
+const JOINED: &str = "for database in nb/OVN_Northbound sb/OVN_Southbound; do
+    socket=/run/ovn/ovn${database%%/*}_db.ctl
+    ovs-appctl -t $socket cluster/status ${database#*/} | grep '^Status: cluster member'
+done";
+
 impl TestLab {
     /// A virtual machine, as far as the network is concerned: a port of the logical switch `ls`
     /// and a namespace on a hypervisor behind it.
@@ -85,6 +91,9 @@ async fn packets_flow_while_a_bond_member_and_the_southbound_leader_die() {
     let mut config = LabConfig::with_hypervisors("networks", &[Flavour::Bookworm, Flavour::Trixie]);
     config.ovn = true;
     let lab = lab(config).await;
+    for member in ["ovn1", "ovn2", "ovn3"] {
+        lab.sh(member, JOINED).await;
+    }
     lab.plug("hv1", 1).await;
     lab.plug("hv2", 2).await;
     lab.reaches("hv1", 1, 2).await;

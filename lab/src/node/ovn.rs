@@ -1,11 +1,14 @@
 //! The machines of OVN's control plane, and the switch that hypervisors are cabled to.
 
 use std::net::Ipv4Addr;
+use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
+use super::Node;
 use super::files::Layer;
-use crate::plan::{BOND_MEMBERS, Machine, switch_port};
+use crate::command::patience;
+use crate::plan::{BOND_MEMBERS, Kind, Machine, switch_port};
 
 const NORTHBOUND: u16 = 6641;
 const SOUTHBOUND: u16 = 6642;
@@ -52,6 +55,31 @@ pub fn member(layer: &Layer, machine: &Machine, members: &[Ipv4Addr]) -> Result<
         &format!("OVN_CTL_OPTS=\"{}\"\n", options.join(" ")),
     )?;
     layer.enable(&["ovn-central.service"])
+}
+
+/// Waits until a member has joined the clusters of both databases: its units are started long before
+/// that.
+pub async fn wait_until_joined(node: &Node) -> Result<()> {
+    if node.spec.kind != Kind::Ovn {
+        return Ok(());
+    }
+    let timeout = format!("--timeout={}", patience(Duration::from_secs(60)).as_secs());
+    for (part, database) in [("nb", "OVN_Northbound"), ("sb", "OVN_Southbound")] {
+        let server = format!("unix:/run/ovn/ovn{part}_db.sock");
+        // It connects again and again until the server runs.
+        let wait = [
+            "ovsdb-client",
+            &timeout,
+            "wait",
+            &server,
+            database,
+            "connected",
+        ];
+        node.output(&wait)
+            .await
+            .with_context(|| format!("{} does not join {database}", node.spec.name))?;
+    }
+    Ok(())
 }
 
 /// The other end of every hypervisor's bond.

@@ -263,7 +263,9 @@ impl Supervisor {
             booting.spawn(async move {
                 let node = lab.make(&blueprint, &machine, registry.as_deref()).await?;
                 node.power(Power::On).await?;
-                lab.complete(&node).await
+                lab.complete(&node).await?;
+                // Only here: a member that comes back later may be without a majority.
+                ovn::wait_until_joined(&node).await
             });
         }
         while let Some(result) = booting.join_next().await {
