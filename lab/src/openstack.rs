@@ -114,11 +114,13 @@ const CONTROL_PLANE: &[File] = &[
     file!("etc/rabbitmq/enabled_plugins"),
     file!("etc/rabbitmq/rabbitmq-env.conf"),
     file!("etc/rabbitmq/rabbitmq.config"),
+    file!("etc/systemd/system/nova-cell-database.service"),
     file!("etc/systemd/system/mariadb.service.d/lab.conf"),
     file!("etc/systemd/system/rabbitmq-server.service.d/lab.conf"),
     file!("opt/cobalt/boot.py"),
     file!("opt/cobalt/in_service.py"),
     file!("opt/cobalt/ready.py"),
+    file!("opt/cobalt/relay.py"),
 ];
 
 const COMPUTE: &[File] = &[file!("etc/nova/nova.conf.d/compute.conf")];
@@ -141,8 +143,16 @@ const CONTROL_SERVICES: &[Service] = &[
     ("nova-scheduler", "OpenStack Compute scheduler", ""),
 ];
 
-/// Debian's units that the control plane needs besides.
-const CONTROL_PACKAGES: &[&str] = &["mariadb.service", "rabbitmq-server.service"];
+/// Units that the control plane needs besides: Debian's, and the relay to the cell's database.
+const CONTROL_UNITS: &[&str] = &[
+    "mariadb.service",
+    "nova-cell-database.service",
+    "rabbitmq-server.service",
+];
+
+/// Where MariaDB listens, and the relay through which Nova reaches the database of its cell.
+const DATABASE_PORT: u16 = 3306;
+const CELL_DATABASE_PORT: u16 = 3307;
 
 const COMPUTE_SERVICES: &[Service] = &[(
     "nova-compute",
@@ -161,7 +171,7 @@ pub async fn control_plane_files(
     template: &Path,
     site: &Site,
 ) -> Result<()> {
-    control_plane_configuration(layer, site)?;
+    control_plane_configuration(layer, site, CELL_DATABASE_PORT)?;
     let lib = var.join("lib");
     make_dirs(&lib, &["neutron", "nova"])?;
     for part in STATE {
@@ -182,15 +192,14 @@ pub async fn control_plane_files(
     Ok(())
 }
 
-fn control_plane_configuration(layer: &Layer, site: &Site) -> Result<()> {
+fn control_plane_configuration(layer: &Layer, site: &Site, cell_port: u16) -> Result<()> {
+    let database = |port: u16| format!("mysql+pymysql://openstack:openstack@127.0.0.1:{port}");
     let values = [
         ("openstack", site.openstack.to_string()),
         ("ovn_nb", northbound(&site.ovn)),
         ("ovn_sb", southbound(&site.ovn)),
-        (
-            "database",
-            "mysql+pymysql://openstack:openstack@127.0.0.1:3306".to_owned(),
-        ),
+        ("database", database(DATABASE_PORT)),
+        ("cell_database", database(cell_port)),
         ("glance_account", account("glance", site)),
         ("neutron_account", account("neutron", site)),
         ("nova_account", account("nova", site)),
@@ -205,7 +214,7 @@ fn control_plane_configuration(layer: &Layer, site: &Site) -> Result<()> {
         "etc/nova/api-paste.ini",
     )?;
     write_services(layer, CONTROL_SERVICES)?;
-    layer.enable(CONTROL_PACKAGES)
+    layer.enable(CONTROL_UNITS)
 }
 
 /// Writes nova-compute into a hypervisor. `bandwidth` is what a live migration may send each
@@ -268,7 +277,8 @@ async fn bake(work: &Path, tree: &Path, packages: &Path, guests: &Guests) -> Res
         openstack: Ipv4Addr::LOCALHOST,
         ovn: vec![Ipv4Addr::LOCALHOST],
     };
-    control_plane_configuration(&layer, &here)?;
+    // Nothing but MariaDB runs there.
+    control_plane_configuration(&layer, &here, DATABASE_PORT)?;
     write_files(&layer, BAKE, &[])?;
     // When this program is interrupted, unshare ends, and with it everything inside.
     Run::new(
@@ -392,13 +402,17 @@ mod tests {
     #[test]
     fn every_placeholder_has_a_value() {
         let dir = tempfile::tempdir().unwrap();
-        control_plane_configuration(&Layer::at(dir.path().into()), &site()).unwrap();
+        let layer = Layer::at(dir.path().into());
+        control_plane_configuration(&layer, &site(), CELL_DATABASE_PORT).unwrap();
         let read = |name: &str| std::fs::read_to_string(dir.path().join(name)).unwrap();
         let neutron = read("etc/neutron/plugins/ml2/ml2_conf.ini");
         assert!(
             neutron.contains("ovn_nb_connection = tcp:10.0.0.6:6641,tcp:10.0.0.7:6641\n"),
             "{neutron}"
         );
+        let nova = read("etc/nova/nova.conf.d/control.conf");
+        assert!(nova.contains("127.0.0.1:3307/nova?"), "{nova}");
+        assert!(nova.contains("127.0.0.1:3306/nova_api?"), "{nova}");
         assert!(read("etc/mysql/lab.sql").contains("'http://10.0.0.5'"));
         let unit = read("etc/systemd/system/multi-user.target.wants/../nova-api.service");
         assert!(unit.contains("service.py nova-api\n"), "{unit}");

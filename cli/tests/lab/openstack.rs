@@ -390,5 +390,13 @@ async fn openstack_starts_alone_and_drives_the_newer_release() {
         console.contains(&server.address).then_some(())
     })
     .await;
+
+    // Without its cell's database Nova answers, and does not know where the server is.
+    let database = "openstack/nova-cell-database";
+    newer.fault(Fault::Kill, database).await.unwrap();
+    let seen = cloud.server(&id).await;
+    assert_eq!((seen.status.as_str(), seen.host.as_str()), ("UNKNOWN", ""));
+    newer.fault(Fault::Heal, database).await.unwrap();
+    assert_eq!(cloud.active(&id).await.host, "hv1");
     newer.down().await.unwrap();
 }

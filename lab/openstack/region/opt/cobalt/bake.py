@@ -161,7 +161,8 @@ def nova():
     cells = manage.CellV2Commands()
     # Templates that Nova fills from its own configuration: no address gets into the database.
     url = '{scheme}://{username}:{password}@{hostname}:{port}/%s?{query}'
-    cells.map_cell0(database_connection=url % 'nova_cell0')
+    # Not behind the relay, which is for the cell with hosts only.
+    cells.map_cell0(database_connection=url.replace('{port}', '3306') % 'nova_cell0')
     manage.DbCommands().sync()
     cells.create_cell(name='cell1', database_connection=url % 'nova',
                       transport_url='{scheme}://{username}:{password}@{hostname}:{port}/')
