@@ -194,6 +194,9 @@ string_enum! {
         Healthy => "Healthy",
         /// At least one item does not work; the message names it.
         Degraded => "Degraded",
+        /// The agent that reports it is silent: the operator says that it is not known any more, and
+        /// since when.
+        AgentSilent => "AgentSilent",
     }
 }
 
@@ -270,6 +273,7 @@ impl HypervisorCondition {
                 R::Failed,
                 R::Disconnected,
                 R::ConnectFailed,
+                R::AgentSilent,
             ],
             Self::LibVirtConnection => &[
                 R::Connected,
@@ -277,9 +281,17 @@ impl HypervisorCondition {
                 R::ConnectFailed,
                 R::LibVirtServiceNotRunning,
                 R::ProcessFailed,
+                R::AgentSilent,
             ],
-            Self::SystemdConnection => &[R::Connected, R::Disconnected, R::ConnectFailed],
-            Self::ShutdownInhibited => &[R::Ready, R::Running, R::Stopped, R::Failed],
+            Self::SystemdConnection => &[
+                R::Connected,
+                R::Disconnected,
+                R::ConnectFailed,
+                R::AgentSilent,
+            ],
+            Self::ShutdownInhibited => {
+                &[R::Ready, R::Running, R::Stopped, R::Failed, R::AgentSilent]
+            }
             Self::OperatingSystemUpdate => &[R::Running, R::Completed, R::Stopped],
             Self::TlsCertificateInstalled => &[
                 R::Installing,
@@ -313,11 +325,16 @@ impl OvsNodeCondition {
     pub const fn reasons(self) -> &'static [Reason] {
         use Reason as R;
         match self {
-            Self::Ready => &[R::Ready, R::NotReady],
-            Self::OvsdbConnected | Self::OvnControllerConnected => {
-                &[R::Connected, R::Disconnected, R::ConnectFailed]
+            Self::Ready => &[R::Ready, R::NotReady, R::AgentSilent],
+            Self::OvsdbConnected | Self::OvnControllerConnected => &[
+                R::Connected,
+                R::Disconnected,
+                R::ConnectFailed,
+                R::AgentSilent,
+            ],
+            Self::AllBridgesHealthy | Self::AllBondsHealthy => {
+                &[R::Healthy, R::Degraded, R::AgentSilent]
             }
-            Self::AllBridgesHealthy | Self::AllBondsHealthy => &[R::Healthy, R::Degraded],
         }
     }
 }

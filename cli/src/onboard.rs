@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
-use cobalt_api::conditions::{self, HypervisorCondition as Type};
+use cobalt_api::conditions::{self, HypervisorCondition as Type, Reason, Status};
 use cobalt_api::hypervisor::{Hypervisor, HypervisorStatus, Phase};
 use cobalt_api::names::{FieldManager, annotations, labels};
 use futures::TryStreamExt;
@@ -199,8 +199,13 @@ async fn follow(api: &Api<Hypervisor>, node: &str, format: Format) -> Result<(Hy
     bail!("lost sight of {node}")
 }
 
-fn phase_word(status: &HypervisorStatus) -> &'static str {
-    status.phase.map_or("unknown", Phase::as_str)
+fn phase_word(status: &HypervisorStatus) -> String {
+    let mut phase = status.phase.map_or("unknown", Phase::as_str).to_owned();
+    let ready = conditions::status(&status.conditions, Type::Ready);
+    if status.phase == Some(Phase::Active) && ready.is_some_and(|ready| ready != Status::True) {
+        phase.push_str(", NOT ready");
+    }
+    phase
 }
 
 /// What a host waits for, for people.
@@ -217,7 +222,7 @@ fn line(object: &Hypervisor) -> String {
     let phase = phase_word(status);
     match wait(status) {
         Some(wait) => format!("{phase}, waiting for {wait}"),
-        None => phase.to_owned(),
+        None => phase,
     }
 }
 
@@ -243,7 +248,7 @@ fn overview(hosts: &[Hypervisor], now: Timestamp) -> String {
             let since = since.map_or_else(|| "-".to_owned(), |wait| span(wait.since.0, now));
             [
                 clean(&host.name_any()),
-                phase_word(status).to_owned(),
+                phase_word(status),
                 since,
                 wait_for,
             ]
@@ -265,6 +270,9 @@ fn describe(object: &Hypervisor) -> String {
             .map(|until| format!(", until {}", until.0))
             .unwrap_or_default();
         writeln!(out, "  since {}{until}", wait.since.0).ok();
+    }
+    if let Some(stale) = stale(status) {
+        writeln!(out, "  STALE: {}", clean(stale)).ok();
     }
     if let Some(said) = said(status) {
         writeln!(out, "  {}", clean(said)).ok();
@@ -292,12 +300,26 @@ fn document(object: &Hypervisor) -> Value {
         "phase": status.and_then(|status| status.phase),
         "waitingFor": status.and_then(|status| status.waiting_for.as_ref()),
         "message": status.and_then(said),
+        "stale": status.and_then(stale),
         "checks": status.map_or(&[][..], |status| &status.checks),
     })
 }
 
+/// What the operator says of a silent agent's report.
+fn stale(status: &HypervisorStatus) -> Option<&str> {
+    let found = conditions::find(&status.conditions, Type::LibVirtConnection)?;
+    (found.reason == Reason::AgentSilent.as_str()).then_some(found.message.as_str())
+}
+
+/// How onboarding went; of a host that is through with it, why it is not ready.
 fn said(status: &HypervisorStatus) -> Option<&str> {
-    let found = conditions::find(&status.conditions, Type::Onboarding)?;
+    let all = &status.conditions;
+    let mut found = conditions::find(all, Type::Onboarding)?;
+    let succeeded = conditions::reason(all, Type::Onboarding) == Some(Reason::Succeeded);
+    let ready = conditions::find(all, Type::Ready);
+    if let Some(ready) = ready.filter(|ready| succeeded && ready.status != Status::True.as_str()) {
+        found = ready;
+    }
     Some(found.message.as_str()).filter(|text| !text.is_empty())
 }
 
@@ -381,5 +403,54 @@ hv10  unknown  -      the operator to see it
         assert!(nodes.is_empty());
         assert_eq!(output.output, Format::Json);
         assert!(parse(&["retry"]).is_err());
+    }
+}
+
+#[cfg(test)]
+mod staleness {
+    use cobalt_api::conditions::Wanted;
+
+    use super::*;
+
+    #[test]
+    fn a_host_whose_agent_is_silent_is_not_said_to_take_workload() {
+        let condition = |condition, status, reason, message: &str| {
+            let message = message.to_owned();
+            let wanted = Wanted {
+                condition,
+                status,
+                reason,
+                message,
+                observed_generation: None,
+            };
+            wanted.build(&[], Timestamp::UNIX_EPOCH)
+        };
+        let mut host = Hypervisor::new("hv1", Default::default());
+        let works = "the host takes workload";
+        let mut conditions = vec![
+            condition(Type::Onboarding, Status::False, Reason::Succeeded, works),
+            condition(Type::Ready, Status::True, Reason::Ready, works),
+            condition(
+                Type::LibVirtConnection,
+                Status::True,
+                Reason::Connected,
+                "yes",
+            ),
+        ];
+        host.status = Some(HypervisorStatus {
+            phase: Some(Phase::Active),
+            conditions: conditions.clone(),
+            ..HypervisorStatus::default()
+        });
+        let expected = "hv1: Active\n  the host takes workload\n";
+        assert_eq!(describe(&host), expected);
+        let (silent, unready) = ("silent since noon", "LibVirtConnection: silent since noon");
+        conditions[1] = condition(Type::Ready, Status::False, Reason::NotReady, unready);
+        let libvirt = Type::LibVirtConnection;
+        conditions[2] = condition(libvirt, Status::Unknown, Reason::AgentSilent, silent);
+        host.status.as_mut().unwrap().conditions = conditions;
+        let expected = "hv1: Active, NOT ready\n  STALE: silent since noon\n  \
+                        LibVirtConnection: silent since noon\n";
+        assert_eq!(describe(&host), expected);
     }
 }

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use cobalt_api::conditions::{self, OvsNodeCondition};
+use cobalt_api::conditions::{self, OvsNodeCondition, Reason};
 use cobalt_api::ovsnode::{OvsNode, OvsNodeStatus, Severity};
 use cobalt_runtime::chain;
 use jiff::Timestamp;
@@ -90,6 +90,10 @@ fn head(node: &OvsNode, status: &OvsNodeStatus, now: Timestamp) -> String {
     let ready = conditions::find(&status.conditions, OvsNodeCondition::Ready);
     let mut facts = vec![match ready {
         Some(ready) if ready.status == "True" => "ready".to_owned(),
+        Some(ready) if ready.reason == Reason::AgentSilent.as_str() => {
+            let since = span(ready.last_transition_time.0, now);
+            format!("STALE for {since}: its agent is silent")
+        }
         Some(ready) => format!("NOT ready for {}", span(ready.last_transition_time.0, now)),
         None => "not looked at yet".to_owned(),
     }];
@@ -175,7 +179,7 @@ fn issues(status: &OvsNodeStatus, now: Timestamp) -> String {
 
 #[cfg(test)]
 mod tests {
-    use cobalt_api::conditions::{Reason, Status};
+    use cobalt_api::conditions::Status;
     use cobalt_api::ovsnode::{
         Bond, BondMember, BondStatus, Bridge, BridgeStatus, Interfaces, Issue, LinkStatus,
         OvnController, OvsNodeSpec, PhysicalInterface,
@@ -382,6 +386,22 @@ firewalls and network policies let you reach it from here
         let nothing = Bridges { bridges: vec![] };
         let out = render(&node, &Ok(nothing), at(0));
         assert_eq!(out, "hv1: not looked at yet\n\nNo issues.\n");
+    }
+
+    #[test]
+    fn the_report_of_a_silent_agent_is_said_to_be_stale() {
+        let mut node = node();
+        let status = node.status.as_mut().unwrap();
+        for condition in &mut status.conditions {
+            condition.status = Status::Unknown.as_str().to_owned();
+            condition.reason = Reason::AgentSilent.as_str().to_owned();
+            condition.message = "silent since noon".to_owned();
+        }
+        let trouble = Trouble::ApiServer(std::time::Duration::from_secs(30));
+        let out = render(&node, &Err(trouble), at(100));
+        let first = "hv1: STALE for 1m30s: its agent is silent, OVS 3.1.0,";
+        assert!(out.starts_with(first), "{out}");
+        assert!(out.contains("silent since noon"), "{out}");
     }
 
     #[test]

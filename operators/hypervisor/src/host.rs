@@ -44,12 +44,25 @@ pub struct Host {
     /// The checks of onboarding as this process wrote them last, while they run. What the status says
     /// of them proves nothing: an agent could have written it.
     pub checks: Option<Vec<Check>>,
+    /// The node agent is silent.
+    pub silence: Option<Silence>,
+    /// The silence for which its conditions were marked by this process.
+    pub marked: Option<Silence>,
+    /// The node agent keeps a heartbeat Lease.
+    pub has_lease: bool,
     /// What was read about this host alone.
     pub reads: Reads,
     /// Actions that failed and will be tried again.
     pub failures: BTreeMap<&'static str, Failure>,
     /// What the operator was told.
     pub settings: Arc<Settings>,
+}
+
+/// A node agent that does not renew its heartbeat Lease.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Silence {
+    /// When it renewed it last, by its own clock.
+    pub renewed: Option<Timestamp>,
 }
 
 /// What of the operator's flags decides.

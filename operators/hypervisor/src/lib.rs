@@ -12,6 +12,7 @@ pub mod consumers;
 pub mod controllers;
 pub mod eviction;
 pub mod fleet;
+pub mod heartbeat;
 pub mod host;
 pub mod kept;
 pub mod metrics;

@@ -4,7 +4,7 @@
 //! has workers. A leader that loses its Lease ends with an error and is started anew.
 
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use axum::http::header::CONTENT_TYPE;
@@ -20,6 +20,7 @@ use cobalt_runtime::{
     Store, Tasks, Term, lead, led, metrics as text, reflect, serve, work,
 };
 use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Node;
 use kube::core::{DeserializeGuard, DynamicObject};
 use kube::runtime::watcher;
@@ -35,6 +36,7 @@ use crate::act::Hands;
 use crate::config::{Config, Programs, selector_keys};
 use crate::eviction::engine::Engine;
 use crate::fleet::Watched;
+use crate::heartbeat::{Beat, Heartbeats};
 use crate::host::Settings;
 use crate::kept::{Kept, Partition, Row};
 use crate::metrics::{Metrics, Scrape};
@@ -54,6 +56,8 @@ const OPTIONAL: Duration = Duration::from_secs(60);
 /// How long the first turns wait for the first look at Nova: without it, each host that waits for
 /// Nova would be written twice at every start.
 const FIRST_LOOK: Duration = Duration::from_secs(10);
+/// How often heartbeats are looked at.
+const LATE: Duration = Duration::from_secs(5);
 /// The longest that all workers may be busy: some calls of OpenStack, with their retries.
 const BUSY: Duration = Duration::from_secs(300);
 
@@ -102,6 +106,8 @@ pub async fn run(config: Config, client: Client, cancel: CancellationToken) -> a
         cancel: cancel.clone(),
     };
     let (caches, evicting) = watches.caches(&settings);
+    let heartbeats = Heartbeats::default();
+    watches.heartbeats(&heartbeats);
     let node_objects = watches.node_objects(objects_config(&config));
 
     let policy = config.eviction.policy();
@@ -144,7 +150,12 @@ pub async fn run(config: Config, client: Client, cancel: CancellationToken) -> a
         recorder,
         metrics: metrics.clone(),
         objects: node_objects,
+        heartbeats: heartbeats.clone(),
         memory: Mutex::default(),
+    });
+    let (late, stop) = (queue.clone(), cancel.clone());
+    tasks.spawn("heartbeats", async move {
+        stop.run_until_cancelled(wake_late(heartbeats, late)).await;
     });
 
     let waking = wake_all(
@@ -401,6 +412,16 @@ async fn wake_all(fleet: Watched, caches: Caches, queue: Queue<Arc<str>>, engine
     }
 }
 
+/// Hosts whose node agents have become silent get a turn.
+async fn wake_late(heartbeats: Heartbeats, queue: Queue<Arc<str>>) {
+    loop {
+        tokio::time::sleep(LATE).await;
+        for host in heartbeats.newly_late(Instant::now()) {
+            queue.add(host);
+        }
+    }
+}
+
 /// Makes the watches: one per kind.
 struct Watches<'a> {
     client: Client,
@@ -479,6 +500,38 @@ impl Watches<'_> {
             ovs,
         };
         (caches, evicting)
+    }
+
+    /// Heartbeats wake nobody: only one that was late does.
+    fn heartbeats(&mut self, heartbeats: &Heartbeats) {
+        let partition = self.partition.clone();
+        let queue = self.queue.clone();
+        let heartbeats = heartbeats.clone();
+        let how = Reflection {
+            name: "heartbeats",
+            presence: Presence::Required,
+            health: self.health.clone(),
+        };
+        let api: Api<DeserializeGuard<Lease>> =
+            Api::namespaced(self.client.clone(), leases::NODE_AGENT_NAMESPACE);
+        let trim = move |lease: Lease| partition.has(&lease.name_any()).then(|| Beat::of(&lease));
+        let tell = move |key: &ObjectKey, change: Change<'_, Option<Beat>>| match change {
+            Change::Applied { now, .. } => {
+                if let Some(beat) = &**now
+                    && heartbeats.saw(key.name(), beat.clone(), Instant::now())
+                {
+                    queue.add(key.name().into());
+                }
+            }
+            Change::Deleted { .. } => heartbeats.forget(key.name()),
+        };
+        let selection = watcher::Config::default();
+        let (_, watching) = reflect(api, selection, how, trim, tell, self.cancel.clone());
+        let (partition, cancel) = (self.partition.clone(), self.cancel.clone());
+        self.tasks.spawn("heartbeats-watch", async move {
+            cancel.run_until_cancelled(partition.until_known()).await;
+            watching.await;
+        });
     }
 
     /// What the agents say of migrations goes to who waits for them, and is kept nowhere.

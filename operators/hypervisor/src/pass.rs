@@ -48,6 +48,8 @@ pub struct Pass<'a> {
     pub waits_for_nova: bool,
     /// Actions whose failures are of the past.
     pub forgiven: Vec<&'static str>,
+    /// What a silent agent said is marked as not known any more.
+    pub marks: bool,
     /// What the wait was before this pass.
     before: Option<Wait>,
 }
@@ -74,6 +76,7 @@ impl<'a> Pass<'a> {
             wake: None,
             waits_for_nova: false,
             forgiven: Vec::new(),
+            marks: false,
             before,
         }
     }
@@ -288,7 +291,11 @@ pub fn own(status: &HypervisorStatus) -> HypervisorStatus {
     own.conditions = status
         .conditions
         .iter()
-        .filter(|condition| names.contains(&condition.type_.as_str()))
+        .filter(|condition| {
+            // What it says of a silent agent's conditions is the operator's own.
+            names.contains(&condition.type_.as_str())
+                || condition.reason == Reason::AgentSilent.as_str()
+        })
         .cloned()
         .collect();
     own.conditions.sort_by(|a, b| a.type_.cmp(&b.type_));

@@ -3,17 +3,18 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cobalt_api::conditions::{self, HypervisorCondition as Type, Reason, Status};
 use cobalt_api::eviction::Eviction;
 use cobalt_api::hypervisor::{Check, Hypervisor, HypervisorStatus};
-use cobalt_api::names::FieldManager;
+use cobalt_api::names::{FieldManager, leases};
 use cobalt_api::ovsnode::OvsNode;
 use cobalt_runtime::{
     ApplyError, Note, Queue, Recorder, Severity, Store, apply, apply_status, chain,
 };
 use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, ObjectReference};
 use kube::api::{ApiResource, Patch, PatchParams};
 use kube::{Api, Client, Resource, ResourceExt};
@@ -22,7 +23,8 @@ use serde_json::{Value, json};
 use crate::act::Hands;
 use crate::action::Action;
 use crate::controllers;
-use crate::host::{Failure, Host, Known, Reads, Settings, TestProject};
+use crate::heartbeat::{Beat, Heartbeats};
+use crate::host::{Failure, Host, Known, Reads, Settings, Silence, TestProject};
 use crate::kept::{self, Kept, Row};
 use crate::metrics::Metrics;
 use crate::node_objects::NodeObjects;
@@ -69,6 +71,8 @@ pub struct Reconciler {
     pub metrics: Metrics,
     /// The objects that go with a Node.
     pub objects: NodeObjects,
+    /// The heartbeats of the node agents.
+    pub heartbeats: Heartbeats,
     /// What is remembered of each host between turns; all of it can be read again.
     pub memory: Mutex<BTreeMap<Arc<str>, Memory>>,
 }
@@ -82,6 +86,10 @@ pub struct Memory {
     failed: BTreeMap<&'static str, u32>,
     /// The checks of onboarding as they were written last, while they run.
     checks: Option<Vec<Check>>,
+    /// The silence of the node agent for which its conditions were marked.
+    marked: Option<Silence>,
+    /// Why the conditions of the OVSNode were marked.
+    ovs_marked: Option<String>,
     /// The last write: the version it was based on, and what came of it. When all hosts are written,
     /// the watch may lag behind by hundreds.
     written: Option<(String, Arc<Kept<Known>>)>,
@@ -93,6 +101,8 @@ impl Memory {
             && self.failures.is_empty()
             && self.failed.is_empty()
             && self.checks.is_none()
+            && self.marked.is_none()
+            && self.ovs_marked.is_none()
             && self.written.is_none()
     }
 }
@@ -201,6 +211,10 @@ impl Reconciler {
                 return Outcome::Error;
             }
         }
+        if pass.marks {
+            memory.marked.clone_from(&host.silence);
+        }
+        self.mark_ovs(&host, memory, now).await;
         let testing = conditions::reason(&pass.status.conditions, Type::Onboarding);
         memory.checks = (testing == Some(Reason::Testing)).then(|| pass.status.checks.clone());
         for name in &pass.forgiven {
@@ -272,9 +286,17 @@ impl Reconciler {
             _ => memory.written = None,
         }
         let testbed = self.hands.testbed.borrow().clone();
+        let node = node.and_then(|node| node.read());
+        let silence = match is_ours {
+            true => self.silence(name, node.as_deref()).await,
+            false => None,
+        };
+        if silence.is_none() {
+            memory.marked = None;
+        }
         let mut host = Host {
             name: name.to_owned(),
-            node: node.and_then(|node| node.read()),
+            node,
             hypervisor,
             eviction: self.caches.evictions.named(name),
             shutdowns: self.shutdowns(name),
@@ -288,6 +310,9 @@ impl Reconciler {
             }),
             peers: Vec::new(),
             checks: memory.checks.clone(),
+            silence,
+            marked: memory.marked.clone(),
+            has_lease: self.heartbeats.knows(name),
             reads: memory.reads.clone(),
             failures: memory.failures.clone(),
             settings: Arc::clone(&self.settings),
@@ -308,6 +333,72 @@ impl Reconciler {
         let mut all = self.caches.evictions.with_prefix(host);
         all.retain(|one| one.spec.hypervisor == host && one.is_for_shutdown());
         all
+    }
+
+    /// Whether the node agent is silent. A Lease that is late is read once more before that is
+    /// believed: the watch may stand still.
+    async fn silence(&self, name: &str, node: Option<&Node>) -> Option<Silence> {
+        let late = self.heartbeats.late(name, Instant::now())?;
+        let conditions = node.and_then(|node| node.status.as_ref()?.conditions.as_ref());
+        let ready = conditions.and_then(|all| all.iter().find(|one| one.type_ == "Ready"));
+        if late.excused && ready.is_none_or(|ready| ready.status == "True") {
+            return None;
+        }
+        let api: Api<Lease> = Api::namespaced(self.client.clone(), leases::NODE_AGENT_NAMESPACE);
+        let found = cobalt_runtime::within(DEADLINE, api.get_opt(name)).await;
+        let beat = Beat::of(&found.ok()??);
+        if beat == late {
+            return Some(Silence {
+                renewed: late.renewed,
+            });
+        }
+        self.heartbeats.saw(name, beat, Instant::now());
+        None
+    }
+
+    /// Says of the OVSNode of a dead host that its conditions are not known any more, once for each
+    /// time that it is dead: an agent that writes afterwards is alive.
+    async fn mark_ovs(&self, host: &Host, memory: &mut Memory, now: Timestamp) {
+        let Some(why) = controllers::agent::dead(host) else {
+            memory.ovs_marked = None;
+            return;
+        };
+        let stale = controllers::agent::stale_ovs(host, &why, now);
+        let Some(key) = self.caches.ovs.whereabouts(&host.name) else {
+            return;
+        };
+        if stale.is_empty() || memory.ovs_marked.as_ref() == Some(&why) {
+            return;
+        }
+        let namespace = key.namespace().unwrap_or_default();
+        let content = json!({
+            "apiVersion": OvsNode::api_version(&()),
+            "kind": OvsNode::kind(&()),
+            "metadata": { "name": key.name(), "namespace": namespace },
+            "status": { "conditions": stale },
+        });
+        let api: Api<OvsNode> = Api::namespaced(self.client.clone(), namespace);
+        let manager = FieldManager::Operator.as_str();
+        match apply_status(&api, key.name(), manager, &content, DEADLINE).await {
+            Ok(after) => {
+                let note = Note {
+                    severity: Severity::Warning,
+                    reason: "AgentSilent",
+                    action: "Watch",
+                    text: why.clone(),
+                };
+                self.recorder.report(&after.object_ref(&()), note);
+                memory.ovs_marked = Some(why);
+            }
+            Err(error) => {
+                let error = chain(&error);
+                tracing::warn!(
+                    host = host.name,
+                    error,
+                    "the OVSNode was not marked as stale"
+                );
+            }
+        }
     }
 
     /// Hosts that take workload in the same zone, as Nova calls them; each host begins elsewhere in
@@ -458,9 +549,11 @@ impl Reconciler {
         let name = object.name_any();
         let mut status = object.status.take().unwrap_or_default();
         let names: Vec<&str> = OWN.iter().map(|one| one.as_str()).collect();
-        status
-            .conditions
-            .retain(|one| !names.contains(&one.type_.as_str()));
+        let is_wanted = |type_: &str| wanted.conditions.iter().any(|one| one.type_ == type_);
+        status.conditions.retain(|one| {
+            let marked = one.reason == Reason::AgentSilent.as_str();
+            !names.contains(&one.type_.as_str()) && !marked && !is_wanted(&one.type_)
+        });
         status.conditions.extend(wanted.conditions.iter().cloned());
         status.phase = wanted.phase;
         status.waiting_for.clone_from(&wanted.waiting_for);
@@ -547,7 +640,7 @@ fn reference(object: &Hypervisor) -> ObjectReference {
 /// What is worth an Event, of all that a write changes.
 #[must_use]
 pub fn notes(old: &HypervisorStatus, new: &HypervisorStatus) -> Vec<(Type, Note)> {
-    let told: [(Type, &'static str); 8] = [
+    let told: [(Type, &'static str); 9] = [
         (Type::Onboarding, "Onboard"),
         (Type::HypervisorDisabled, "Maintain"),
         (Type::Evicting, "Evict"),
@@ -556,6 +649,7 @@ pub fn notes(old: &HypervisorStatus, new: &HypervisorStatus) -> Vec<(Type, Note)
         (Type::Offboarded, "Offboard"),
         (Type::Terminating, "Terminate"),
         (Type::Ready, "Report"),
+        (Type::LibVirtConnection, "Watch"),
     ];
     let mut all = Vec::new();
     for (condition, action) in told {
@@ -573,6 +667,10 @@ pub fn notes(old: &HypervisorStatus, new: &HypervisorStatus) -> Vec<(Type, Note)
         let Some(reason) = conditions::reason(&new.conditions, condition).filter(|_| !same) else {
             continue;
         };
+        if condition == Type::LibVirtConnection && reason != Reason::AgentSilent {
+            // The agent's own.
+            continue;
+        }
         let bad = matches!(
             reason,
             Reason::Aborted
@@ -580,6 +678,7 @@ pub fn notes(old: &HypervisorStatus, new: &HypervisorStatus) -> Vec<(Type, Note)
                 | Reason::PartiallyFailed
                 | Reason::TimedOut
                 | Reason::NotReady
+                | Reason::AgentSilent
         );
         all.push((
             condition,
@@ -619,6 +718,7 @@ fn event_reason(condition: Type, reason: Reason, is_true: bool) -> &'static str 
         (Type::Offboarded, Reason::Offboarded) => "Offboarded",
         (Type::Offboarded, _) => "Offboarding",
         (Type::Terminating, _) => "Terminating",
+        (Type::LibVirtConnection, Reason::AgentSilent) => "AgentSilent",
         (Type::Ready, Reason::Ready) => "Ready",
         (Type::Ready, _) => "NotReady",
         _ => "Changed",

@@ -385,6 +385,26 @@ fn only_running_instances_hold_resources_and_overcommit_counts() {
     assert_eq!(text(&found.cells[1].effective_capacity, "memory"), "80Gi");
 }
 
+#[test]
+fn a_condition_that_the_operator_marked_as_stale_is_taken_back() {
+    let before = hypervisor(&json!({}));
+    let known = everything();
+    let mut marked = written(&before, &wanted(&known, &before, at(1)));
+    for condition in &mut marked.status.as_mut().unwrap().conditions {
+        condition.status = "Unknown".to_owned();
+        condition.reason = "AgentSilent".to_owned();
+    }
+    let again = wanted(&known, &marked, at(2));
+    assert!(!is_written(&again, &marked));
+    assert!(
+        again
+            .conditions
+            .iter()
+            .all(|one| one.reason != "AgentSilent")
+    );
+    assert!(is_written(&again, &written(&marked, &again)));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
     #[test]

@@ -2,6 +2,7 @@
 //!
 //! They run in this order, and a later one builds on what an earlier one said.
 
+pub mod agent;
 pub mod aggregates;
 pub mod checks;
 pub mod maintenance;
@@ -19,6 +20,7 @@ use crate::pass::Pass;
 /// All of them.
 pub fn decide(pass: &mut Pass) {
     node::decide(pass);
+    agent::decide(pass);
     onboarding::decide(pass);
     maintenance::decide(pass);
     traits::decide(pass);

@@ -114,7 +114,8 @@ fn unhealthy(pass: &Pass, host: &Host) -> Option<String> {
             Type::HypervisorDisabled => Status::True,
             _ => Status::False,
         };
-        if matches!(pass.state(condition), Some((status, _)) if status == bad) {
+        let silent = matches!(pass.state(condition), Some((_, Some(Reason::AgentSilent))));
+        if silent || matches!(pass.state(condition), Some((status, _)) if status == bad) {
             all.push(format!(
                 "{}: {}",
                 condition.as_str(),

@@ -22,8 +22,8 @@ use super::{decide, onboarding};
 use crate::action::Action;
 use crate::fleet::{Fleet, NovaHypervisor};
 use crate::host::{
-    Failure, Host, Known, Read, Reads, Remains, Settings, TestMigration, TestProject, TestServer,
-    Workload,
+    Failure, Host, Known, Read, Reads, Remains, Settings, Silence, TestMigration, TestProject,
+    TestServer, Workload,
 };
 use crate::pass::{Pass, own};
 
@@ -57,6 +57,8 @@ struct Model {
     peers: Vec<String>,
     /// The checks as the process remembers them.
     checks: Option<Vec<Check>>,
+    silence: Option<Silence>,
+    marked: Option<Silence>,
     reads: Reads,
     failures: BTreeMap<&'static str, Failure>,
     settings: Settings,
@@ -146,6 +148,8 @@ impl Model {
             pods: false,
             peers: vec![PEER.to_owned()],
             checks: None,
+            silence: None,
+            marked: None,
             reads: Reads::default(),
             failures: BTreeMap::new(),
             settings: Settings::default(),
@@ -189,6 +193,9 @@ impl Model {
             })),
             peers: self.peers.clone(),
             checks: self.checks.clone(),
+            silence: self.silence.clone(),
+            marked: self.marked.clone(),
+            has_lease: true,
             reads: self.reads.clone(),
             failures: self.failures.clone(),
             settings: Arc::new(self.settings.clone()),
@@ -212,6 +219,9 @@ impl Model {
         }
         let before = own(&self.hypervisor.status());
         let changed = before != own(&wanted);
+        if pass.marks {
+            self.marked.clone_from(&self.silence);
+        }
         let testing = conditions::reason(&wanted.conditions, Type::Onboarding);
         self.checks = (testing == Some(Reason::Testing)).then(|| wanted.checks.clone());
         self.hypervisor.object.status = Some(wanted);
@@ -1440,6 +1450,147 @@ fn a_forged_hypervisor_id_reaches_no_other_provider() {
     for action in &model.done {
         assert!(!format!("{action:?}").contains(OTHER), "{action:?}");
     }
+}
+
+fn silence(time: &str) -> Option<Silence> {
+    Some(Silence {
+        renewed: Some(time.parse().unwrap()),
+    })
+}
+
+#[test]
+fn what_a_silent_agent_said_last_is_not_known_any_more() {
+    let mut model = Model::onboarded();
+    model.agent_says(Type::ShutdownInhibited, Status::True, Reason::Ready);
+    model.agent_says(Type::TlsCertificateInstalled, Status::True, Reason::Ready);
+    model.silence = silence("2026-11-17T11:59:00Z");
+    model.settle();
+    let silent = Some((Status::Unknown, Some(Reason::AgentSilent)));
+    assert_eq!(model.state(Type::LibVirtConnection), silent);
+    assert_eq!(model.state(Type::ShutdownInhibited), silent);
+    assert_eq!(model.state(Type::SystemdConnection), None, "nobody said it");
+    assert_eq!(
+        model.state(Type::TlsCertificateInstalled),
+        Some((Status::True, Some(Reason::Ready))),
+        "what was done stays done"
+    );
+    assert_eq!(
+        model.state(Type::Ready),
+        Some((Status::False, Some(Reason::NotReady)))
+    );
+    let status = model.hypervisor.object.status.clone().unwrap();
+    let ready = conditions::find(&status.conditions, Type::Ready).unwrap();
+    assert!(
+        ready.message.contains("silent") && ready.message.contains("11:59:00Z"),
+        "{}",
+        ready.message
+    );
+    // All of it is in the operator's own part of the status, so that it is written.
+    let marked = own(&status).conditions;
+    assert!(conditions::find(&marked, Type::LibVirtConnection).is_some());
+    assert_eq!(model.done, [], "nothing is done to the host");
+
+    // It is back: it says its own again, and the host is ready.
+    model.silence = None;
+    model.agent_says(Type::LibVirtConnection, Status::True, Reason::Connected);
+    model.settle();
+    assert_eq!(
+        model.state(Type::Ready),
+        Some((Status::True, Some(Reason::Ready)))
+    );
+    assert_eq!(
+        model.state(Type::ShutdownInhibited),
+        None,
+        "what it does not say any more nobody says"
+    );
+}
+
+#[test]
+fn an_agent_that_writes_without_renewing_its_lease_is_not_fought() {
+    let mut model = Model::onboarded();
+    model.silence = silence("2026-11-17T11:59:00Z");
+    model.settle();
+    model.agent_says(Type::LibVirtConnection, Status::True, Reason::Connected);
+    model.settle();
+    let connected = Some((Status::True, Some(Reason::Connected)));
+    assert_eq!(model.state(Type::LibVirtConnection), connected);
+    // Another silence is another matter.
+    model.silence = silence("2026-11-17T12:59:00Z");
+    model.settle();
+    assert_eq!(
+        model.state(Type::LibVirtConnection),
+        Some((Status::Unknown, Some(Reason::AgentSilent)))
+    );
+}
+
+#[test]
+fn the_switch_of_a_dead_host_is_not_said_to_work() {
+    let ovs: cobalt_api::ovsnode::OvsNode = serde_json::from_value(serde_json::json!({
+        "metadata": { "name": HOST }, "spec": { "nodeRef": { "name": HOST } },
+        "status": { "conditions": [
+            { "type": "Ready", "status": "True", "reason": "Ready", "message": "",
+              "lastTransitionTime": "2026-01-01T00:00:00Z" },
+            { "type": "AllBridgesHealthy", "status": "True", "reason": "Healthy", "message": "",
+              "lastTransitionTime": "2026-01-01T00:00:00Z" },
+        ] },
+    }))
+    .unwrap();
+    let ready = |status: &str| {
+        let mut node = Model::new().node.unwrap();
+        node.status = serde_json::from_value(serde_json::json!({ "conditions": [{
+            "type": "Ready", "status": status, "lastTransitionTime": "2026-11-17T11:00:00Z",
+        }] }))
+        .unwrap();
+        Some(Arc::new(node))
+    };
+    let model = Model::onboarded();
+    let marks = |node: &str, silence: Option<Silence>, has_lease: bool| {
+        let host = Host {
+            node: ready(node),
+            ovs: Some(Arc::new(ovs.clone())),
+            silence,
+            has_lease,
+            ..model.host()
+        };
+        let why = super::agent::dead(&host)?;
+        let stale = super::agent::stale_ovs(&host, &why, model.now);
+        Some((why, stale))
+    };
+    let silent = || silence("2026-11-17T11:59:00Z");
+    assert_eq!(marks("True", None, true), None);
+    assert_eq!(
+        marks("True", silent(), true),
+        None,
+        "the node agent alone is dead"
+    );
+    assert_eq!(
+        marks("Unknown", None, true),
+        None,
+        "the kubelet alone is dead"
+    );
+    assert_eq!(marks("False", None, false), None, "the kubelet speaks");
+    let (why, stale) = marks("Unknown", None, false).unwrap();
+    assert!(why.contains("11:00:00Z"), "{why}");
+    assert_eq!(stale.len(), 2);
+    let (why, stale) = marks("Unknown", silent(), true).unwrap();
+    assert!(why.contains("11:59:00Z"), "{why}");
+    for condition in &stale {
+        assert_eq!(
+            (condition.status.as_str(), condition.reason.as_str()),
+            ("Unknown", "AgentSilent")
+        );
+        assert!(condition.message.contains(&why));
+    }
+    // Said once is enough.
+    let mut marked = ovs.clone();
+    marked.status.as_mut().unwrap().conditions = stale;
+    let host = Host {
+        node: ready("Unknown"),
+        ovs: Some(Arc::new(marked)),
+        silence: silent(),
+        ..model.host()
+    };
+    assert_eq!(super::agent::stale_ovs(&host, &why, model.now), []);
 }
 
 /// What happens to a host beside its own life.

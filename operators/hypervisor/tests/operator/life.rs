@@ -2,15 +2,17 @@
 
 use cobalt_api::conditions::{HypervisorCondition as Type, Reason, Status};
 use cobalt_api::hypervisor::{CheckResult, Hypervisor, Phase};
-use cobalt_api::names::{annotations, finalizers, labels};
+use cobalt_api::names::{annotations, finalizers, labels, leases};
 use cobalt_api::ovsnode::OvsNode;
 use cobalt_openstack::compute::ServiceStatus;
+use k8s_openapi::api::coordination::v1::Lease;
 use kube::api::{Patch, PatchParams, PostParams};
+use kube::runtime::wait::await_condition;
 use kube::{Api, ResourceExt};
 use serde_json::json;
 
 use crate::cloud::{TEST_AGGREGATE, ZONE};
-use crate::support::{Site, unique, until};
+use crate::support::{PATIENCE, Site, unique, until};
 
 fn check(object: &Hypervisor, name: &str) -> CheckResult {
     let checks = &object.status.as_ref().unwrap().checks;
@@ -177,6 +179,88 @@ async fn a_host_waits_for_its_bridges_and_is_not_ready_without_open_vswitch() {
         says(object, Status::False, text)
     })
     .await;
+    fake_agent_says(good, good).await;
+    site.hypervisor(&name, "ready", |object| says(object, Status::True, ""))
+        .await;
+
+    // The host loses its power: nobody renews the Lease, and the kubelet is silent.
+    site.make_namespace(leases::NODE_AGENT_NAMESPACE).await;
+    let beats: Api<Lease> = Api::namespaced(site.client.clone(), leases::NODE_AGENT_NAMESPACE);
+    let beat = serde_json::from_value(json!({
+        "metadata": { "name": name },
+        "spec": {
+            "holderIdentity": "agent", "leaseDurationSeconds": 1,
+            "renewTime": "2026-01-01T00:00:00.000000Z",
+        },
+    }));
+    let beat: Lease = beat.unwrap();
+    beats.create(&PostParams::default(), &beat).await.unwrap();
+    let silent = json!({ "status": { "conditions": [{
+        "type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown",
+        "lastTransitionTime": "2026-01-01T00:00:30Z",
+    }] } });
+    let how = PatchParams::default();
+    let patched = site
+        .nodes()
+        .patch_status(&name, &how, &Patch::Merge(&silent))
+        .await;
+    patched.unwrap();
+    // What the agents said last is not known any more. The stand-in for the node agent writes at
+    // once again, which the operator does not fight.
+    let object = site
+        .condition(
+            &name,
+            Type::LibVirtConnection,
+            Status::Unknown,
+            Reason::AgentSilent,
+        )
+        .await;
+    let all = &object.status.as_ref().unwrap().conditions;
+    let libvirt = cobalt_api::conditions::find(all, Type::LibVirtConnection).unwrap();
+    let since = "since 2026-01-01T00:00:00Z";
+    assert!(libvirt.message.contains(since), "{}", libvirt.message);
+    let stale = |node: Option<&OvsNode>| {
+        let status = node.and_then(|node| node.status.as_ref());
+        status.is_some_and(|status| {
+            let mut all = status.conditions.iter();
+            all.all(|one| one.status == "Unknown" && one.reason == "AgentSilent")
+        })
+    };
+    let marked = await_condition(nodes.clone(), &name, stale);
+    tokio::time::timeout(PATIENCE, marked)
+        .await
+        .unwrap()
+        .unwrap();
+    site.condition(
+        &name,
+        Type::LibVirtConnection,
+        Status::True,
+        Reason::Connected,
+    )
+    .await;
+    operator.rounds(2).await;
+    let object = site.hypervisors().get(&name).await.unwrap();
+    let all = &object.status.as_ref().unwrap().conditions;
+    assert!(cobalt_api::conditions::is_true(
+        all,
+        Type::LibVirtConnection
+    ));
+
+    // Both are back.
+    let renewed = json!({ "spec": { "renewTime": "2026-01-01T00:10:00.000000Z" } });
+    beats
+        .patch(&name, &how, &Patch::Merge(&renewed))
+        .await
+        .unwrap();
+    let ready = json!({ "status": { "conditions": [{
+        "type": "Ready", "status": "True", "reason": "KubeletReady",
+        "lastTransitionTime": "2026-01-01T00:10:00Z",
+    }] } });
+    let patched = site
+        .nodes()
+        .patch_status(&name, &how, &Patch::Merge(&ready))
+        .await;
+    patched.unwrap();
     fake_agent_says(good, good).await;
     site.hypervisor(&name, "ready", |object| says(object, Status::True, ""))
         .await;

@@ -307,3 +307,18 @@ fn speeds_are_written_as_people_say_them() {
         assert_eq!(speed_for_people(bits), said);
     }
 }
+
+#[test]
+fn a_condition_that_the_operator_marked_as_stale_is_taken_back() {
+    let mut marked = node();
+    marked.status = Some(status_of(&healthy()));
+    for condition in &mut marked.status.as_mut().unwrap().conditions {
+        condition.status = "Unknown".to_owned();
+        condition.reason = "AgentSilent".to_owned();
+    }
+    let again = wanted(&healthy(), Vec::new(), &marked, at(99));
+    assert!(!is_written(&again, &marked, false));
+    for condition in OvsNodeCondition::ALL {
+        assert_eq!(says(&again, *condition).0, "True", "{condition}");
+    }
+}
