@@ -98,6 +98,10 @@ string_enum! {
         LocalStorage => "LocalStorage",
         /// Its server group leaves no host for it.
         AffinityGroup => "AffinityGroup",
+        /// The nova-compute of the host is down.
+        HostDown => "HostDown",
+        /// It is not on the host, and was not when the eviction began.
+        NotOnHost => "NotOnHost",
         /// It could not be examined.
         CheckFailed => "CheckFailed",
     }

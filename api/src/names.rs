@@ -78,6 +78,9 @@ pub mod annotations {
     pub const ONBOARDED: &str = "cobaltcore.cloud.sap/onboarded";
     /// On the heartbeat Lease of a node: why it is not renewed. Removed when it is again.
     pub const NOT_RENEWED_BECAUSE: &str = "cobaltcore.cloud.sap/not-renewed-because";
+    /// On an Eviction that only examines: other hosts that shall be drained at the same time, separated by
+    /// commas. They count as no place to go to.
+    pub const DRAINED_WITH: &str = "cobaltcore.cloud.sap/drained-with";
     /// On an object that the operator made: a digest of all that was applied, so that what is no
     /// longer wanted is noticed, too.
     pub const APPLIED: &str = "cobaltcore.cloud.sap/applied";

@@ -8,6 +8,7 @@ use cobalt_api::conditions::{self, EvictionCondition};
 use cobalt_api::eviction::{
     Eviction, EvictionInstance, EvictionSpec, EvictionStatus, Outcome, Verdict,
 };
+use cobalt_api::names::annotations;
 use futures::StreamExt;
 use kube::ResourceExt;
 use kube::runtime::{WatchStreamExt, watcher};
@@ -37,7 +38,9 @@ pub async fn run(
     let mut all_can = true;
     let mut hosts = Vec::new();
     for node in nodes {
-        let Some(status) = examine(cluster, node, &why).await? else {
+        let others = nodes.iter().filter(|other| *other != node);
+        let others: Vec<&str> = others.map(String::as_str).collect();
+        let Some(status) = examine(cluster, node, &why, &others).await? else {
             return Ok(ExitCode::from(LEFT_RUNNING));
         };
         if format == Format::Text {
@@ -52,8 +55,14 @@ pub async fn run(
     Ok(ExitCode::from(if all_can { 0 } else { SOME_CANNOT }))
 }
 
-/// The status of an Eviction that has examined the host. None: interrupted.
-async fn examine(cluster: &Cluster, node: &str, why: &str) -> Result<Option<EvictionStatus>> {
+/// The status of an Eviction that has examined the host, if the others are drained at the same time.
+/// None: interrupted.
+async fn examine(
+    cluster: &Cluster,
+    node: &str,
+    why: &str,
+    others: &[&str],
+) -> Result<Option<EvictionStatus>> {
     let mut interrupts = interrupts()?;
     let mut ends =
         signal(SignalKind::terminate()).context("failed to listen for a request to end")?;
@@ -71,6 +80,10 @@ async fn examine(cluster: &Cluster, node: &str, why: &str) -> Result<Option<Evic
     eviction.metadata.name = None;
     eviction.metadata.generate_name = Some(format!("{node}-plan-"));
     eviction.metadata.labels = Some(transfer_labels(&host));
+    if !others.is_empty() {
+        let with = (annotations::DRAINED_WITH.to_owned(), others.join(","));
+        eviction.metadata.annotations = Some([with].into());
+    }
     // It goes with the host, should this program not live to delete it.
     eviction.metadata.owner_references = Some(vec![owner(&host)]);
     let made = cluster.create(&eviction).await?;

@@ -123,7 +123,10 @@ fn owns(managed: &[ManagedFieldsEntry], field: &str) -> bool {
 #[must_use]
 pub fn eviction(mut eviction: Eviction) -> Eviction {
     eviction.metadata.managed_fields = None;
-    eviction.metadata.annotations = None;
+    eviction.metadata.annotations = eviction.metadata.annotations.and_then(|mut all| {
+        all.retain(|key, _| key == annotations::DRAINED_WITH);
+        (!all.is_empty()).then_some(all)
+    });
     if let Some(status) = &mut eviction.status
         && status.outcome.is_some()
     {

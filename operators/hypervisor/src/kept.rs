@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cobalt_api::conditions::{self, HypervisorCondition};
+use cobalt_api::hypervisor::Maintenance;
 use cobalt_api::names::labels;
 use cobalt_runtime::{ObjectKey, Store, chain};
 use k8s_openapi::api::core::v1::Node;
@@ -137,6 +138,8 @@ pub struct Row {
     zone: Option<Box<str>>,
     /// It takes workload.
     pub ready: bool,
+    /// It is in maintenance, of whatever kind.
+    pub in_maintenance: bool,
     /// It waits for something, which may be Nova.
     pub waits: bool,
     whole: Kept<Known>,
@@ -162,6 +165,7 @@ impl Row {
             hostname: label(labels::HOSTNAME),
             zone: label(labels::ZONE),
             ready,
+            in_maintenance: known.object.spec.maintenance() != Maintenance::Unset,
             waits: waits || !ready,
             whole: Kept::new(known),
         }

@@ -25,7 +25,7 @@ pub use hypervisors::{Hypervisor, HypervisorServer, HypervisorService};
 pub use migrations::{Migration, MigrationFilter, MigrationKind, MigrationStatus, ServerMigration};
 pub use new_server::{NewServer, NewServerNetworks, RootDisk};
 pub use server_actions::{Accepted, Action, ActionEvent, AfterEvacuation, ServerState};
-pub use server_groups::ServerGroup;
+pub use server_groups::{ServerGroup, ServerGroupRules};
 pub use servers::{
     Address, AttachedVolume, Fault, PowerState, Server, ServerFilter, ServerFlavor, ServerName,
     ServerStatus,

@@ -24,9 +24,20 @@ pub struct ServerGroup {
     /// `affinity`, `anti-affinity`, or one of them with `soft-` before it, which is but a wish.
     #[serde(default, deserialize_with = "or_default")]
     pub policy: String,
+    /// What the policy says in more detail.
+    #[serde(default, deserialize_with = "or_default")]
+    pub rules: ServerGroupRules,
     /// Ids of the servers in it.
     #[serde(default, deserialize_with = "or_default")]
     pub members: BTreeSet<String>,
+}
+
+/// The rules of a server group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+pub struct ServerGroupRules {
+    /// With `anti-affinity`: so many may be on one host. Absent: one.
+    #[serde(default)]
+    pub max_server_per_host: Option<usize>,
 }
 
 impl Compute<'_> {

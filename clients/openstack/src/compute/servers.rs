@@ -325,6 +325,18 @@ impl Compute<'_> {
         self.client.ask(ask).await?.read("server")
     }
 
+    /// A server that was deleted, as long as Nova's database has it; needs an administrator.
+    pub async fn deleted_server(&self, id: &str) -> Result<Option<Server>> {
+        let query = Query::new()
+            .with("all_tenants", "1")
+            .with("deleted", "true")
+            .with("uuid", id);
+        let path = at!("servers", "detail");
+        let ask = ask(Method::GET, "list deleted servers", path).query(query);
+        let found: Vec<Server> = self.client.ask(ask).await?.read("servers")?;
+        Ok(found.into_iter().find(|server| server.id == id))
+    }
+
     /// Makes a server; its id is known at once, its fate is not.
     ///
     /// Never repeated: after an uncertain failure look for its name before trying again.

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use cobalt_api::eviction::{Eviction, EvictionInstance, InstanceState, Outcome};
 use cobalt_api::hypervisor::Hypervisor;
-use cobalt_api::names::FieldManager;
+use cobalt_api::names::{FieldManager, annotations};
 use cobalt_api::wait::Wait;
 use cobalt_runtime::{Note, Queue, Recorder, Severity, Store, chain, jitter, within};
 use jiff::{SignedDuration, Timestamp};
@@ -284,6 +284,9 @@ impl Engine {
             let eviction = eviction.name_any();
             tracing::info!(eviction, server, ?method, target, "an instance is moved");
         }
+        if let Action::ReadTargets { .. } = &doing.1 {
+            lock(&memory.reads).leaving = self.leaving(host, eviction);
+        }
         let engine = Arc::clone(self);
         let (host, memory, eviction) = (Arc::clone(host), Arc::clone(memory), Arc::clone(eviction));
         tokio::spawn(async move {
@@ -293,6 +296,35 @@ impl Engine {
             lock(&memory.busy).remove(&doing);
             engine.queue.add(host);
         });
+    }
+
+    /// Other hosts that are in maintenance or being drained, or shall be together with this one.
+    fn leaving(&self, host: &str, eviction: &Eviction) -> BTreeSet<String> {
+        let Ok(fleet) = self.hands.fleet.get(Timestamp::now()) else {
+            return BTreeSet::new();
+        };
+        let with = eviction.annotations().get(annotations::DRAINED_WITH);
+        let with = with.into_iter().flat_map(|names| names.split(','));
+        let mut names: BTreeSet<String> = with.map(|name| name.trim().to_owned()).collect();
+        for (_, other) in self.evictions.all() {
+            let spec = &other.spec;
+            let whole = spec.instances.is_empty() && !spec.dry_run() && !spec.cancel();
+            if whole && is_open(&other) && other.metadata.deletion_timestamp.is_none() {
+                names.insert(spec.hypervisor.clone());
+            }
+        }
+        for (key, row) in self.hypervisors.all() {
+            if row.in_maintenance {
+                names.insert(key.name().to_owned());
+            }
+        }
+        names.remove(host);
+        let identity = |name: &String| {
+            let row = self.hypervisors.named(name)?;
+            fleet.find(&row.names(name)).ok().flatten()
+        };
+        let found = names.iter().filter_map(identity);
+        found.map(|identity| identity.host).collect()
     }
 
     /// Writes the status, if it is not written. `Err(None)`: the object is newer.

@@ -10,7 +10,6 @@ use cobalt_api::hypervisor::Hypervisor;
 use cobalt_api::names::finalizers;
 use cobalt_openstack::compute::{
     ComputeService, Migration, MigrationFilter, Server, ServerFilter, ServerState, ServiceState,
-    ServiceStatus,
 };
 use cobalt_openstack::placement::{CandidateQuery, Resources};
 use cobalt_openstack::{Client as OpenStack, Error, Port, found};
@@ -22,16 +21,19 @@ use serde_json::json;
 use tokio::time::timeout;
 
 use super::decide::is_held;
-use super::seen::{Action, Asked, Group, MoveMethod, Reads, Targets, Trouble};
+use super::seen::{Action, Asked, Group, MoveMethod, Reads, Trouble};
 use super::signs::{Probe, Record};
+use super::survey::{Survey, hosts_taken, members_to_find};
 use super::transfer::Transfer;
-use crate::fleet::{Fleet, NovaService, Watched};
+use crate::fleet::Watched;
 use crate::host::Read;
 
 /// For one call of the API server, and for what only explains.
 const DEADLINE: Duration = Duration::from_secs(15);
 /// More hosts with room than this are not told apart.
 const MOST_TARGETS: u32 = 200;
+/// Of more members of server groups than this the host is not asked for.
+const MOST_MEMBERS: usize = 64;
 /// Server groups that are known are not asked for again for so long.
 const GROUPS_FOR: SignedDuration = SignedDuration::from_secs(20);
 /// By so much Nova's clock may differ from ours.
@@ -169,26 +171,35 @@ impl Hands {
                 })
             }
             Action::ReadTargets { provider } => {
-                let servers = {
+                let (servers, leaving) = {
                     let reads = reads.lock().unwrap_or_else(PoisonError::into_inner);
                     let servers = reads.servers.as_ref().map(|read| read.value.clone());
-                    servers.unwrap_or_default()
+                    (servers.unwrap_or_default(), reads.leaving.clone())
                 };
                 let (groups, devices, targets) = tokio::join!(
                     self.groups(at),
                     self.devices(&servers),
-                    self.targets(provider.as_deref(), &servers)
+                    self.targets(provider.as_deref(), &servers, &leaving)
                 );
-                let (value, holders) = match targets {
-                    Ok((targets, holders)) => (Ok(targets), Some(holders)),
+                let (surveys, holders) = match targets {
+                    Ok((mut surveys, holders)) => {
+                        self.keep_apart(&groups, &servers, &mut surveys).await;
+                        (Ok(surveys), Some(holders))
+                    }
                     Err(error) => (Err(chain(&error)), None),
                 };
+                let value = surveys.as_ref().map_err(Clone::clone).map(|surveys| {
+                    let all = surveys.iter();
+                    all.map(|(id, survey)| (id.clone(), survey.hosts.clone()))
+                        .collect()
+                });
                 let eviction = eviction.clone();
                 Box::new(move |reads| {
                     if let Some(holders) = holders {
                         reads.meet(&eviction, holders);
                     }
                     reads.targets = Some(Read { at, value });
+                    reads.surveys = surveys.unwrap_or_default();
                     reads.groups = groups;
                     reads.devices = devices;
                 })
@@ -210,10 +221,19 @@ impl Hands {
             }
             Action::ReadServer { server } => {
                 let read = found(compute.server(server).await)?;
+                // A server that never was is no server that was deleted.
+                let last = match &read {
+                    Some(_) => None,
+                    None => Some(compute.deleted_server(server).await?),
+                };
                 // Shelved and offloaded ones are on no host.
                 let value = read.map(|read| read.host.unwrap_or_default());
                 let server = server.clone();
                 Box::new(move |reads| {
+                    if let Some(last) = last {
+                        let host = last.map(|last| last.host.unwrap_or_default());
+                        reads.deleted.insert(server.clone(), host);
+                    }
                     reads.elsewhere.insert(server, Read { at, value });
                 })
             }
@@ -377,6 +397,7 @@ impl Hands {
             .into_iter()
             .filter(|group| ["affinity", "anti-affinity"].contains(&group.policy.as_str()))
             .map(|group| Group {
+                most: group.rules.max_server_per_host.unwrap_or(1),
                 together: group.policy == "affinity",
                 name: group.name,
                 members: group.members,
@@ -410,13 +431,49 @@ impl Hands {
         all
     }
 
+    /// Takes hosts out that have members of anti-affinity groups. Where those are is asked only if
+    /// they could be on every host that has room.
+    async fn keep_apart(
+        &self,
+        groups: &[Group],
+        servers: &[Server],
+        surveys: &mut BTreeMap<String, Survey>,
+    ) {
+        let here: BTreeSet<&str> = servers.iter().map(|one| one.id.as_str()).collect();
+        let mut unknown = BTreeSet::new();
+        for (id, survey) in surveys.iter() {
+            unknown.extend(members_to_find(id, groups, &here, survey));
+        }
+        let compute = self.openstack.compute();
+        let mut places = BTreeMap::new();
+        for id in unknown.into_iter().take(MOST_MEMBERS) {
+            match timeout(DEADLINE, compute.server(id)).await {
+                Ok(Ok(server)) => {
+                    if let Some(host) = server.host {
+                        places.insert(id.to_owned(), host);
+                    }
+                }
+                // Nova keeps the rule; here it only explains.
+                Ok(Err(error)) if error.is_not_found() => {}
+                Ok(Err(error)) => {
+                    tracing::warn!(error = chain(&error), "a member of a group was not read");
+                }
+                Err(_) => tracing::warn!("a member of a group was not read in time"),
+            }
+        }
+        for (id, survey) in surveys {
+            survey.keep_apart(&hosts_taken(id, groups, &places));
+        }
+    }
+
     /// Hosts with room, by server: those that Placement finds, of which Nova says that they are
     /// enabled and alive. And who holds something of the host itself.
     async fn targets(
         &self,
         provider: Option<&str>,
         servers: &[Server],
-    ) -> Result<(Targets, BTreeSet<String>), Error> {
+        leaving: &BTreeSet<String>,
+    ) -> Result<(BTreeMap<String, Survey>, BTreeSet<String>), Error> {
         let placement = self.openstack.placement();
         let used = match provider {
             Some(provider) => found(placement.provider_allocations(provider).await)?,
@@ -448,7 +505,6 @@ impl Hands {
             alike.entry((resources, required)).or_default().push(server);
         }
         let fleet = self.fleet.get(Timestamp::now()).unwrap_or_default();
-        let near = zone_of(&fleet, provider);
         let mut all = BTreeMap::new();
         for ((resources, required), servers) in alike {
             let query = CandidateQuery {
@@ -465,9 +521,9 @@ impl Hands {
                 .map(|(id, one)| one.root.as_deref().unwrap_or(id))
                 .filter(|root| Some(*root) != provider)
                 .collect();
-            let hosts = alive(&fleet, &roots, near);
+            let survey = Survey::new(&fleet, provider, &roots, leaving);
             for server in servers {
-                all.insert(server.id.clone(), hosts.clone());
+                all.insert(server.id.clone(), survey.clone());
             }
         }
         Ok((all, used.into_keys().collect()))
@@ -540,38 +596,6 @@ fn merge(known: Vec<Migration>, changed: Vec<Migration>) -> Vec<Migration> {
     let all = known.into_iter().chain(changed);
     let by_id: BTreeMap<i64, Migration> = all.map(|one| (one.id, one)).collect();
     by_id.into_values().rev().collect()
-}
-
-/// The zone of the host with this provider.
-fn zone_of<'a>(fleet: &'a Fleet, provider: Option<&str>) -> Option<&'a str> {
-    let mut hosts = fleet.hypervisors.iter();
-    let (host, _) = hosts.find(|(_, all)| all.iter().any(|one| Some(&*one.id) == provider))?;
-    zone(fleet, host)
-}
-
-fn zone<'a>(fleet: &'a Fleet, host: &'a str) -> Option<&'a str> {
-    let mut aggregates = fleet.aggregates_of(host);
-    aggregates.find_map(|one| one.availability_zone.as_deref())
-}
-
-/// Of these providers the hosts of the zone that take servers and live. Another zone is no place for
-/// a server that is bound to its own, and of the others nobody knows that they may leave theirs.
-fn alive(fleet: &Fleet, roots: &BTreeSet<&str>, near: Option<&str>) -> Vec<String> {
-    let has = |host: &str| {
-        let all = fleet.hypervisors.get(host);
-        all.is_some_and(|all| all.iter().any(|one| roots.contains(&*one.id)))
-    };
-    let takes = |service: &NovaService| {
-        service.status == ServiceStatus::Enabled && service.state == ServiceState::Up
-    };
-    let all = fleet.services.iter();
-    let all = all.filter(|(host, service)| takes(service) && has(host));
-    let (nearer, others): (Vec<_>, Vec<_>) = all.partition(|(host, _)| zone(fleet, host) == near);
-    let hosts = if nearer.is_empty() { others } else { nearer };
-    hosts
-        .into_iter()
-        .map(|(host, _)| host.to_string())
-        .collect()
 }
 
 /// Why an action did not work.

@@ -4,6 +4,7 @@
 //! - [`verdict`]: whether one instance can be moved, and how;
 //! - [`decide`]: from what is seen to what is said and done, without a clock or a socket;
 //! - [`signs`]: when something last happened to a migration;
+//! - [`survey`]: which hosts could take an instance, and why the others do not;
 //! - [`transfer`]: how far one is, and whether it gets anywhere;
 //! - [`budget`]: how many may move at the same time, over all hosts;
 //! - [`hands`]: reads and calls, each in a task of its own, so that a slow one holds up nobody;
@@ -19,6 +20,7 @@ pub mod engine;
 pub mod hands;
 pub mod seen;
 pub mod signs;
+pub mod survey;
 pub mod transfer;
 pub mod verdict;
 

@@ -9,6 +9,7 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::budget::{Limits, Room};
 use super::signs::{Probe, Signs};
+use super::survey::Survey;
 use super::transfer::Transfer;
 use crate::fleet::Identity;
 use crate::host::Read;
@@ -69,8 +70,14 @@ pub struct Reads {
     pub reasons: BTreeMap<String, Option<String>>,
     /// Where instances that are not on the host are; `None`: there is no such server any more.
     pub elsewhere: BTreeMap<String, Read<Option<String>>>,
+    /// On which host deleted instances were last; `None`: Nova never had such a server.
+    pub deleted: BTreeMap<String, Option<String>>,
     /// Which hosts have room, by instance; and why that is not known.
     pub targets: Option<Read<Result<Targets, String>>>,
+    /// The same in numbers, with the hosts that do not take an instance.
+    pub surveys: BTreeMap<String, Survey>,
+    /// Hosts that are in maintenance or being drained, as Nova calls them.
+    pub leaving: BTreeSet<String>,
     /// Who holds something of the host in Placement: its servers, and migrations off it.
     pub holders: Option<Read<BTreeSet<String>>>,
     /// Those who did so before anything was moved, and are none of its servers.
@@ -154,6 +161,8 @@ pub struct Group {
     pub name: String,
     /// All on one host; else each on its own.
     pub together: bool,
+    /// Of those that are kept apart, so many may be on one host.
+    pub most: usize,
     /// The servers in it.
     pub members: BTreeSet<String>,
 }

@@ -20,6 +20,7 @@ use super::seen::{
     Action, Asked, Group, MoveMethod, Policy, Reads, Seen, Source, Stalled, Trouble,
 };
 use super::signs::{Probe, Record};
+use super::survey::Survey;
 use super::transfer::Transfer;
 use super::verdict::{judge, priority};
 use crate::fleet::Identity;
@@ -437,6 +438,7 @@ fn verdicts_by_room_and_group() {
     let group = |together| Group {
         name: "g".to_owned(),
         together,
+        most: 1,
         members: ["a".to_owned(), "b".to_owned()].into(),
     };
     reads.groups = vec![group(true)];
@@ -1506,4 +1508,186 @@ fn a_leftover_from_before_the_eviction_is_set_right_if_nova_has_no_migration_of_
     );
     probed(&mut left, None, true);
     assert!(does(&decide(&left, now()), "repair"));
+}
+
+#[test]
+fn a_plan_says_that_nothing_can_leave_a_host_that_is_down() {
+    let mut plan = seen(reads(vec![server("a", json!({}))]), running(Vec::new()));
+    change(&mut plan, |eviction| eviction.spec.dry_run = Some(true));
+    let verdict = |seen: &Seen| {
+        let decision = decide(seen, now());
+        let preflight = row(&decision, "a").preflight.clone().unwrap();
+        (preflight, decision.status)
+    };
+    assert_eq!(verdict(&plan).0.verdict, Verdict::Movable);
+    if let Ok(Some(identity)) = &mut plan.source.identity {
+        identity.service.state = cobalt_openstack::compute::ServiceState::Down;
+    }
+    let (preflight, status) = verdict(&plan);
+    assert_eq!(preflight.verdict, Verdict::Blocked);
+    assert_eq!(preflight.reasons[0].reason, "HostDown");
+    let message = preflight.reasons[0].message.as_ref().unwrap();
+    assert!(message.contains("bring it back"), "{message}");
+    let said = conditions::find(&status.conditions, EvictionCondition::Evicting).unwrap();
+    assert!(
+        said.message.contains("0 can be moved, 1 cannot"),
+        "{}",
+        said.message
+    );
+}
+
+#[test]
+fn an_id_that_was_never_on_the_host_is_an_error() {
+    let elsewhere = |on: Option<&str>| Read {
+        at: now(),
+        value: on.map(ToOwned::to_owned),
+    };
+    let left = |ended: i64| {
+        let mut left = migration(6, "a", "completed");
+        left.updated_at = Some(ago(ended));
+        vec![left]
+    };
+    // Where it is, where it was when it was deleted, migrations off the host, and what is said.
+    let other = Some("hv9".to_owned());
+    for (on, deleted, migrations, state, text) in [
+        (
+            None,
+            None,
+            vec![],
+            InstanceState::Failed,
+            "no server with this id",
+        ),
+        (
+            None,
+            other,
+            vec![],
+            InstanceState::Failed,
+            "never on source",
+        ),
+        (None, Some(HOST.to_owned()), vec![], InstanceState::Gone, ""),
+        (
+            Some("t1"),
+            None,
+            vec![],
+            InstanceState::Failed,
+            "it is on t1",
+        ),
+        (
+            Some("t1"),
+            None,
+            left(3600),
+            InstanceState::Failed,
+            "it is on t1",
+        ),
+        (Some("t1"), None, left(5), InstanceState::Moved, ""),
+        (Some(""), None, vec![], InstanceState::Failed, "on no host"),
+    ] {
+        for dry_run in [false, true] {
+            let here = server("b", json!({}));
+            let mut asked = seen(reads(vec![here]), running(Vec::new()));
+            change(&mut asked, |eviction| {
+                eviction.spec.instances = vec!["a".to_owned()];
+                eviction.spec.dry_run = Some(dry_run);
+                eviction.metadata.creation_timestamp = Some(Time(ago(60)));
+            });
+            asked.reads.migrations = read(migrations.clone());
+            let before = decide(&asked, now());
+            assert!(does(&before, "read-server"));
+            assert_eq!(before.status.outcome, None, "it is looked for first");
+            asked.reads.elsewhere = [("a".to_owned(), elsewhere(on))].into();
+            asked.reads.deleted = [("a".to_owned(), deleted.clone())].into();
+            let decision = decide(&asked, now());
+            let after = row(&decision, "a");
+            assert_eq!(after.state, state, "{after:#?}");
+            let failed = state == InstanceState::Failed;
+            let outcome = if failed {
+                Outcome::Failed
+            } else {
+                Outcome::Succeeded
+            };
+            assert_eq!(decision.status.outcome, Some(outcome), "{after:#?}");
+            assert!(after.error.as_deref().unwrap_or_default().contains(text));
+            if failed {
+                let preflight = after.preflight.as_ref().unwrap();
+                assert_eq!(preflight.verdict, Verdict::Blocked);
+                assert_eq!(preflight.reasons[0].reason, "NotOnHost");
+            }
+        }
+    }
+}
+
+#[test]
+fn an_instance_that_was_on_the_host_and_left_by_itself_is_no_error() {
+    let listed = EvictionInstance {
+        status: Some("ACTIVE".to_owned()),
+        ..EvictionInstance::new("a")
+    };
+    let mut left = seen(reads(Vec::new()), running(vec![listed]));
+    change(&mut left, |eviction| {
+        eviction.spec.instances = vec!["a".to_owned()];
+    });
+    let on = Some("t1".to_owned());
+    left.reads.elsewhere = [(
+        "a".to_owned(),
+        Read {
+            at: now(),
+            value: on,
+        },
+    )]
+    .into();
+    assert_eq!(row(&decide(&left, now()), "a").state, InstanceState::Moved);
+    left.reads.elsewhere = [(
+        "a".to_owned(),
+        Read {
+            at: now(),
+            value: None,
+        },
+    )]
+    .into();
+    assert_eq!(row(&decide(&left, now()), "a").state, InstanceState::Gone);
+}
+
+#[test]
+fn what_no_host_takes_is_said_with_the_real_reason() {
+    let survey = |closed, full, apart| Survey {
+        others: 3,
+        closed,
+        full,
+        apart,
+        ..Survey::default()
+    };
+    for (survey, reason, text) in [
+        (
+            survey(3, 0, 0),
+            "NoCapacity",
+            "3 disabled, in maintenance or being drained",
+        ),
+        (survey(1, 2, 0), "NoCapacity", "2 without room"),
+        (
+            survey(1, 0, 2),
+            "AffinityGroup",
+            "2 taken by another member",
+        ),
+    ] {
+        let mut reads = reads(vec![server("a", json!({}))]);
+        reads.targets = read(Ok([("a".to_owned(), Vec::new())].into()));
+        reads.surveys = [("a".to_owned(), survey)].into();
+        let judged = judge(&server("a", json!({})), &EvictionInstance::new("a"), &reads);
+        assert_eq!(judged.preflight.verdict, Verdict::Blocked);
+        let finding = &judged.preflight.reasons[0];
+        assert_eq!(finding.reason, reason);
+        let message = finding.message.as_ref().unwrap();
+        assert!(message.contains(text), "{message}");
+    }
+    // Another zone may not be for it.
+    let mut reads = reads(vec![server("a", json!({}))]);
+    let survey = Survey {
+        hosts: vec!["t1".to_owned(), "t2".to_owned()],
+        of_other_zones: true,
+        ..survey(3, 0, 0)
+    };
+    reads.surveys = [("a".to_owned(), survey)].into();
+    let judged = judge(&server("a", json!({})), &EvictionInstance::new("a"), &reads);
+    assert_eq!(judged.preflight.verdict, Verdict::Unknown);
+    assert!(judged.method.is_some(), "it is tried");
 }

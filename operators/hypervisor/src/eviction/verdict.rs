@@ -215,15 +215,33 @@ pub fn judge(server: &Server, row: &EvictionInstance, reads: &Reads) -> Judged {
                 // A server that came later is not in it; Nova will say.
                 let room = targets.get(&server.id);
                 hosts = room.and_then(|room| i32::try_from(room.len()).ok());
+                let survey = reads.surveys.get(&server.id);
                 if room.is_some_and(Vec::is_empty) {
+                    let why = survey.map(|survey| format!(": {}", survey.why_none()));
+                    let reason = match survey {
+                        Some(survey) if survey.apart > 0 && survey.full == 0 => Why::AffinityGroup,
+                        _ => Why::NoCapacity,
+                    };
                     findings.add(
-                        Why::NoCapacity,
+                        reason,
                         format!(
-                            "no other host of its zone has room for {} processors and {} MiB",
-                            server.flavor.vcpus, server.flavor.ram
+                            "no other host takes it with {} processors and {} MiB{}",
+                            server.flavor.vcpus,
+                            server.flavor.ram,
+                            why.unwrap_or_default()
                         ),
                     );
                     method = None;
+                } else if let Some(survey) = survey.filter(|survey| survey.of_other_zones) {
+                    unknown = true;
+                    findings.note(
+                        Why::NoValidHost,
+                        format!(
+                            "no host of its zone takes it, and Nova moves it to another zone only \
+                             if it is not bound to its own: {}",
+                            survey.why_none()
+                        ),
+                    );
                 } else if room.is_some_and(|room| room.iter().all(|host| avoided.contains(host))) {
                     unknown = true;
                     findings.note(

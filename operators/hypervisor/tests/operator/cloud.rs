@@ -324,41 +324,55 @@ impl Cloud {
         zone: &str,
         names: &[&str],
     ) -> (String, String) {
+        let (group, name) = self.add_group(rule).await;
+        for name in names {
+            self.boot_in_group(&group, name, host, zone).await;
+        }
+        (group, name)
+    }
+
+    /// A server group with this rule: its id and name.
+    pub async fn add_group(&self, rule: &str) -> (String, String) {
         let (token, catalog) = self.login().await;
-        let nova = format!("{}/v2.1", address(&catalog, "compute"));
+        let nova = address(&catalog, "compute");
         let name = unique("group");
         let group = json!({ "server_group": { "name": name, "policies": [rule] } });
-        let url = format!("{nova}/os-server-groups");
+        let url = format!("{nova}/v2.1/os-server-groups");
         let (_, made) = send("POST", &url, Some(&token), group).await.unwrap();
         let group = made["server_group"]["id"].as_str().unwrap();
-        let client = self.client();
-        for name in names {
-            // The client has no use for hints.
-            let new = json!({
-                "server": {
-                    "name": name, "flavorRef": "1", "imageRef": "", "networks": "none",
-                    "availability_zone": format!("{zone}:{host}"),
-                    "block_device_mapping_v2": [{
-                        "boot_index": 0, "source_type": "blank", "destination_type": "local",
-                        "volume_size": 1, "delete_on_termination": true,
-                    }],
-                },
-                "os:scheduler_hints": { "group": group },
-            });
-            // Since then a server may have no network.
-            let headers = [JSON, ("OpenStack-API-Version", "compute 2.37")];
-            let url = format!("{nova}/servers");
-            let made = send_with(&headers, "POST", &url, Some(&token), new).await;
-            let (_, made) = made.unwrap();
-            let id = made["server"]["id"].as_str().unwrap().to_owned();
-            until("the server runs", || async {
-                let server = client.compute().server(&id).await.unwrap();
-                assert_ne!(server.status, ServerStatus::Error, "{:?}", server.fault);
-                (server.status == ServerStatus::Active).then_some(())
-            })
-            .await;
-        }
         (group.to_owned(), name)
+    }
+
+    /// Boots a server on a host, as a member of a server group. Returns its id.
+    pub async fn boot_in_group(&self, group: &str, name: &str, host: &str, zone: &str) -> String {
+        let (token, catalog) = self.login().await;
+        let nova = format!("{}/v2.1", address(&catalog, "compute"));
+        // The client has no use for hints.
+        let new = json!({
+            "server": {
+                "name": name, "flavorRef": "1", "imageRef": "", "networks": "none",
+                "availability_zone": format!("{zone}:{host}"),
+                "block_device_mapping_v2": [{
+                    "boot_index": 0, "source_type": "blank", "destination_type": "local",
+                    "volume_size": 1, "delete_on_termination": true,
+                }],
+            },
+            "os:scheduler_hints": { "group": group },
+        });
+        // Since then a server may have no network.
+        let headers = [JSON, ("OpenStack-API-Version", "compute 2.37")];
+        let url = format!("{nova}/servers");
+        let made = send_with(&headers, "POST", &url, Some(&token), new).await;
+        let (_, made) = made.unwrap();
+        let id = made["server"]["id"].as_str().unwrap().to_owned();
+        let client = self.client();
+        until("the server runs", || async {
+            let server = client.compute().server(&id).await.unwrap();
+            assert_ne!(server.status, ServerStatus::Error, "{:?}", server.fault);
+            (server.status == ServerStatus::Active).then_some(())
+        })
+        .await;
+        id
     }
 
     pub async fn delete_group(&self, id: &str) {

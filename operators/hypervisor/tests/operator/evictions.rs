@@ -697,6 +697,82 @@ async fn a_plan_moves_nothing() {
         .unwrap();
 }
 
+#[tokio::test]
+async fn a_plan_says_no_when_the_answer_is_no_and_a_wrong_id_is_an_error() {
+    let drain = Drain::new("no", 2, &[]).await;
+    let cloud = drain.site.cloud;
+    let (group, _) = cloud.add_group("anti-affinity").await;
+    let (zone, targets) = (drain.zone.as_str(), &drain.targets);
+    cloud
+        .boot_in_group(&group, "apart", &drain.source, zone)
+        .await;
+    let elsewhere = cloud.boot_in_group(&group, "first", &targets[0], zone);
+    let elsewhere = elsewhere.await;
+    cloud
+        .boot_in_group(&group, "second", &targets[1], zone)
+        .await;
+    drain.boot("free").await;
+    let plan = |with: Option<String>| async {
+        let name = unique("plan");
+        let spec = EvictionSpec {
+            hypervisor: drain.source.clone(),
+            reason: "what if".to_owned(),
+            dry_run: Some(true),
+            ..EvictionSpec::default()
+        };
+        let mut plan = Eviction::new(&name, spec);
+        if let Some(with) = with {
+            let with = (annotations::DRAINED_WITH.to_owned(), with);
+            plan.metadata.annotations = Some([with].into());
+        }
+        let api = drain.site.evictions();
+        api.create(&PostParams::default(), &plan).await.unwrap();
+        drain.ended_named(&name, Outcome::Succeeded).await
+    };
+    let verdict = |status: &EvictionStatus, name: &str| {
+        let preflight = row(status, name).preflight.clone().unwrap();
+        let all = preflight.reasons.iter();
+        let text: Vec<String> = all.filter_map(|one| one.message.clone()).collect();
+        (preflight.verdict, text.join("; "))
+    };
+
+    let status = plan(None).await;
+    assert_eq!(verdict(&status, "free").0, Verdict::Movable);
+    let (apart, text) = verdict(&status, "apart");
+    assert_eq!(apart, Verdict::Blocked, "{status:#?}");
+    let said = "of the 2 other hosts of its zone, 2 taken by another member of its server group";
+    assert!(text.contains(said), "{text}");
+
+    // Both are to be drained at the same time.
+    let status = plan(Some(targets.join(","))).await;
+    let (free, text) = verdict(&status, "free");
+    // Nova's API does not tell whether a server may go to another zone, and other tests have hosts.
+    assert_ne!(free, Verdict::Movable, "{status:#?}");
+    let closed = "of the 2 other hosts of its zone, 2 disabled, in maintenance or being drained";
+    assert!(text.contains(closed), "{text}");
+
+    // Nobody has it, and another host has it.
+    let invented = "6f5cd1c4-0000-4000-8000-000000000000".to_owned();
+    let wrong = EvictionSpec {
+        instances: vec![invented.clone(), elsewhere.clone()],
+        ..EvictionSpec::default()
+    };
+    let name = drain.evict(wrong).await;
+    let status = drain.ended_named(&name, Outcome::Failed).await;
+    let on = format!("it is on {}", targets[0]);
+    for (id, text) in [
+        (invented, "Nova has no server with this id"),
+        (elsewhere, &*on),
+    ] {
+        let mut rows = status.instances.iter();
+        let row = rows.find(|row| row.id == id).unwrap();
+        assert_eq!(row.state, InstanceState::Failed, "{row:#?}");
+        assert!(row.error.as_ref().unwrap().contains(text), "{row:#?}");
+        assert_eq!(reasons(row), ["NotOnHost"]);
+    }
+    assert!(drain.moves().is_empty());
+}
+
 /// A server of another host is moved in, or made here, or deleted, while the host is being emptied.
 #[tokio::test]
 async fn w8_servers_that_come_and_go_meanwhile_are_included() {

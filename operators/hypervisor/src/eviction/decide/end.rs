@@ -1,7 +1,9 @@
 //! Whether it is over and with what outcome, and what is said until then.
 
 use cobalt_api::conditions::{self, EvictionCondition as Type, Reason, Status};
-use cobalt_api::eviction::{EvictionInstance, InstanceCounts, InstanceState as State, Outcome};
+use cobalt_api::eviction::{
+    EvictionInstance, InstanceCounts, InstanceState as State, Outcome, Verdict,
+};
 use jiff::SignedDuration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
@@ -14,20 +16,25 @@ impl Turn<'_> {
         let counts = InstanceCounts::of(&self.status.instances);
         let eviction = &self.seen.eviction;
         if eviction.spec.dry_run() {
+            let unread = |row: &EvictionInstance| {
+                row.state == State::Pending && !self.servers.contains_key(row.id.as_str())
+            };
+            if self.status.instances.iter().any(unread) {
+                return false;
+            }
             // Whatever Nova is busy with is a verdict as good as the others.
-            let text = format!(
-                "{} instances: {} can be moved, {} cannot",
-                counts.total,
-                counts.total - counts.blocked,
-                counts.blocked
-            );
+            let text = plan(&self.status.instances);
             self.say(
                 Type::PreflightChecksSucceeded,
                 Status::True,
                 Reason::Succeeded,
                 &text,
             );
-            self.end(Outcome::Succeeded, &text);
+            let outcome = match counts.failed {
+                0 => Outcome::Succeeded,
+                _ => failure(counts),
+            };
+            self.end(outcome, &text);
             return true;
         }
         if counts.pending + counts.blocked + counts.moving > 0 {
@@ -245,6 +252,35 @@ fn failure(counts: InstanceCounts) -> Outcome {
     } else {
         Outcome::Failed
     }
+}
+
+/// The verdicts in one sentence, and what to do.
+fn plan(rows: &[EvictionInstance]) -> String {
+    let verdicts = rows.iter().map(|row| {
+        let gone = matches!(row.state, State::Moved | State::Gone);
+        let said = row.preflight.as_ref().map(|one| one.verdict);
+        said.or_else(|| gone.then_some(Verdict::Movable))
+            .unwrap_or(Verdict::Unknown)
+    });
+    let (mut can, mut cannot, mut unknown) = (0, 0, 0);
+    for verdict in verdicts {
+        match verdict {
+            Verdict::Movable | Verdict::MovableCold => can += 1,
+            Verdict::Blocked => cannot += 1,
+            Verdict::Unknown => unknown += 1,
+        }
+    }
+    let mut text = format!(
+        "{} instances: {can} can be moved, {cannot} cannot",
+        rows.len()
+    );
+    if unknown > 0 {
+        text.push_str(&format!(", of {unknown} it is not known"));
+    }
+    if cannot > 0 {
+        text.push_str("; what to do about it is in their preflight");
+    }
+    text
 }
 
 fn summary(counts: InstanceCounts) -> String {

@@ -1,9 +1,13 @@
 //! What became of those that are on their way, and of those that are not on the host.
 
 use cobalt_api::conditions::{EvictionCondition as Type, Reason, Status};
-use cobalt_api::eviction::{EvictionInstance, InstanceState as State, Method};
+use cobalt_api::eviction::{
+    EvictionInstance, InstanceState as State, Method, Preflight, PreflightFinding, PreflightReason,
+    Verdict,
+};
 use cobalt_openstack::compute::{Migration, MigrationStatus, Server, ServerStatus};
 use jiff::{SignedDuration, Timestamp};
+use kube::ResourceExt;
 
 use super::look::Glance;
 use super::{Stop, Turn, label};
@@ -19,6 +23,8 @@ const FORSAKEN: SignedDuration = SignedDuration::from_secs(20);
 /// of its own, and there may be many at a time.
 const TRANSFER_AFTER: SignedDuration = SignedDuration::from_secs(20);
 const TRANSFER_EVERY: SignedDuration = SignedDuration::from_secs(15);
+/// By so much Nova's clock may be behind the API server's.
+const CLOCKS: SignedDuration = SignedDuration::from_secs(60);
 /// The schema's limit.
 const MOST_AVOIDED: usize = 64;
 /// An abort that had no effect is asked for again.
@@ -58,6 +64,7 @@ impl<'a> Turn<'a> {
                 }
                 State::Pending | State::Blocked if !self.servers.contains_key(row.id.as_str()) => {
                     let course = self.whereabouts(row, host);
+                    let course = self.unless_never_here(row, course, host);
                     self.apply(row, course);
                 }
                 _ => {}
@@ -366,6 +373,53 @@ impl<'a> Turn<'a> {
                 Course::Unknown
             }
         }
+    }
+
+    /// A server that was asked for by its id, and is not on the host, has left only if it was there
+    /// when the Eviction began. Else the id is wrong.
+    fn unless_never_here(&self, row: &mut EvictionInstance, course: Course, host: &str) -> Course {
+        // What was in the list of the host once has its state from there.
+        if row.status.is_some() || row.attempt.is_some() {
+            return course;
+        }
+        let wrong = match &course {
+            Course::Left { .. } if self.left_since(row, host) => return course,
+            Course::Left { to: Some(on) } => format!(
+                "it is on {on}, and was not on {host} when this Eviction began: evict it from \
+                 there, or correct the id"
+            ),
+            Course::Left { to: None } => format!(
+                "it is on no host, and was not on {host} when this Eviction began: correct the id"
+            ),
+            Course::Gone => match self.seen.reads.deleted.get(&row.id) {
+                Some(Some(last)) if last == host => return course,
+                Some(Some(_)) => format!("it was deleted, and was never on {host}: correct the id"),
+                _ => "Nova has no server with this id: correct it".to_owned(),
+            },
+            _ => return course,
+        };
+        row.preflight = Some(Preflight {
+            verdict: Verdict::Blocked,
+            hosts: None,
+            reasons: vec![PreflightFinding {
+                reason: PreflightReason::NotOnHost.as_str().to_owned(),
+                message: Some(wrong.clone()),
+            }],
+        });
+        Course::Abandoned(wrong)
+    }
+
+    /// Whether Nova moved a server off the host since the Eviction was asked for.
+    fn left_since(&self, row: &EvictionInstance, host: &str) -> bool {
+        let asked = self.seen.eviction.creation_timestamp().map(|time| time.0);
+        let asked = asked.map_or(Timestamp::MIN, |asked| asked - CLOCKS);
+        let all = self.seen.reads.migrations.iter();
+        all.flat_map(|read| &read.value).any(|one| {
+            one.server == row.id
+                && one.source_compute.as_deref() == Some(host)
+                && one.status.is_success()
+                && one.updated_at.is_none_or(|ended| ended >= asked)
+        })
     }
 
     fn apply(&mut self, row: &mut EvictionInstance, course: Course) {

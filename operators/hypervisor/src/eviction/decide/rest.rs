@@ -1,7 +1,9 @@
 //! Those that are not on their way: whether they can be moved, and when they are given up.
 
 use cobalt_api::conditions::{EvictionCondition as Type, Reason, Status};
-use cobalt_api::eviction::{EvictionInstance, InstanceState as State, Verdict};
+use cobalt_api::eviction::{
+    EvictionInstance, InstanceState as State, PreflightFinding, PreflightReason, Verdict,
+};
 use cobalt_openstack::compute::Server;
 use jiff::{SignedDuration, Timestamp};
 
@@ -29,7 +31,8 @@ impl Turn<'_> {
                 self.list_after(row, host);
                 continue;
             }
-            let judged = judge(server, row, &self.seen.reads);
+            let mut judged = judge(server, row, &self.seen.reads);
+            self.unless_host_is_down(&mut judged);
             row.preflight = Some(judged.preflight.clone());
             if let Some(method) = judged.method {
                 self.methods.insert(row.id.clone(), method);
@@ -40,6 +43,26 @@ impl Turn<'_> {
             self.rest(row, server, &judged, others_busy);
         }
         self.status.instances = rows;
+    }
+
+    /// Nothing can leave a host that is down. A drain waits for it; a plan says so.
+    fn unless_host_is_down(&self, judged: &mut Judged) {
+        if !self.seen.eviction.spec.dry_run() || self.seen.source.is_up() {
+            return;
+        }
+        judged.method = None;
+        judged.preflight.verdict = Verdict::Blocked;
+        judged.preflight.reasons.insert(
+            0,
+            PreflightFinding {
+                reason: PreflightReason::HostDown.as_str().to_owned(),
+                message: Some(
+                    "the nova-compute of its host is down: bring it back, or fence the host and \
+                     evacuate its servers"
+                        .to_owned(),
+                ),
+            },
+        );
     }
 
     /// Whether the list is newer than the end of the last attempt, which leaves ERROR behind.
