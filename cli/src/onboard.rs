@@ -104,7 +104,9 @@ pub async fn run(arguments: OnboardArgs) -> Result<ExitCode> {
                 if wait {
                     let (object, succeeded) = follow(&api, node, format).await?;
                     let mut host = document(&object);
-                    host["succeeded"] = json!(succeeded);
+                    if let Some(fields) = host.as_object_mut() {
+                        fields.insert("succeeded".to_owned(), json!(succeeded));
+                    }
                     hosts.push(host);
                     good &= succeeded;
                 } else {
@@ -246,12 +248,7 @@ fn overview(hosts: &[Hypervisor], now: Timestamp) -> String {
             let status = status.unwrap_or(&nothing);
             let since = status.waiting_for.as_ref();
             let since = since.map_or_else(|| "-".to_owned(), |wait| span(wait.since.0, now));
-            [
-                clean(&host.name_any()),
-                phase_word(status),
-                since,
-                wait_for,
-            ]
+            [clean(&host.name_any()), phase_word(status), since, wait_for]
         })
         .collect();
     table(["NAME", "PHASE", "SINCE", "WAITING FOR"], &rows)

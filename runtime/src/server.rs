@@ -198,10 +198,13 @@ impl Place {
 
 /// All connections, in the order in which they came.
 #[derive(Debug, Clone, Default)]
-struct Places(Arc<Mutex<BTreeMap<u64, (Arc<Place>, CancellationToken)>>>);
+struct Places(Arc<Mutex<Connections>>);
+
+/// Each with the token that closes it.
+type Connections = BTreeMap<u64, (Arc<Place>, CancellationToken)>;
 
 impl Places {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, (Arc<Place>, CancellationToken)>> {
+    fn lock(&self) -> MutexGuard<'_, Connections> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -96,7 +96,7 @@ mod tests {
             message: String::new(),
             observed_generation: None,
         };
-        let mut object = Hypervisor::default();
+        let mut object = Hypervisor::new("hv1", Default::default());
         object.status = Some(HypervisorStatus {
             conditions: vec![wanted.build(&[], Timestamp::UNIX_EPOCH)],
             ..HypervisorStatus::default()
