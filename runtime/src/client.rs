@@ -2,15 +2,26 @@
 //!
 //! kube's own retries may hold one call for minutes; every caller here has a loop that tries again
 //! and says so, so a call fails fast instead.
+//!
+//! The stack below [`Client`] is made here and not by kube, because a leader's change has to be checked
+//! behind everything that waits: see [`led`].
 
 use std::path::Path;
+use std::pin::Pin;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
+use axum::body::{Bytes, HttpBody};
 use axum::http::{Method, Request};
-use kube::client::Body;
+use hyper::body::{Frame, SizeHint};
+use hyper_timeout::TimeoutConnector;
+use hyper_util::client::legacy;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use kube::client::{Body, ConfigExt};
 use kube::config::{InferConfigError, KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Client, Config};
-use tower::BoxError;
+use tower::{BoxError, ServiceBuilder};
 
 use crate::Term;
 
@@ -79,13 +90,30 @@ pub async fn client_from_file(path: &Path) -> Result<Client, ClientError> {
     build(Config::from_custom_kubeconfig(file, &options).await?)
 }
 
+/// A client for the cluster of a configuration. Its timeouts and retries are replaced.
+///
+/// # Errors
+///
+/// When the configuration has no usable identity or authority.
+pub fn client_from_config(config: Config) -> Result<Client, ClientError> {
+    build(config)
+}
+
 /// The same client for what only the leader may do: it changes nothing while `term` does not hold.
+///
+/// The term is looked at when the call is made and once more when the request is about to be written to
+/// its connection: a call may wait for a token and for a connection, and the term may end meanwhile. The
+/// second look is made by clients of this module only.
 #[must_use]
 pub fn led(client: Client, term: Term) -> Client {
     let namespace = client.default_namespace().to_owned();
-    let service = tower::service_fn(move |request: Request<Body>| {
+    let service = tower::service_fn(move |mut request: Request<Body>| {
         let client = client.clone();
-        let may = *request.method() == Method::GET || term.holds();
+        let is_read = *request.method() == Method::GET;
+        let may = is_read || term.holds();
+        if !is_read {
+            request.extensions_mut().insert(term.clone());
+        }
         async move {
             if may {
                 client.send(request).await.map_err(BoxError::from)
@@ -113,5 +141,77 @@ fn build(mut config: Config) -> Result<Client, ClientError> {
     config.read_timeout = Some(READ);
     config.write_timeout = Some(WRITE);
     config.default_retry = false;
-    Client::try_from(config).map_err(|error| ClientError::Build(Box::new(error)))
+    let client = if config.proxy_url.is_some() {
+        // It knows what it can do about a proxy, and says so.
+        Client::try_from(config)
+    } else {
+        stack(&config)
+    };
+    client.map_err(|error| ClientError::Build(Box::new(error)))
+}
+
+/// What kube makes of a configuration, with [`Watched`] bodies at the very bottom.
+fn stack(config: &Config) -> kube::Result<Client> {
+    let mut http = HttpConnector::new();
+    http.enforce_http(false);
+    let https = config.rustls_https_connector_with_connector(http)?;
+    let mut connector = TimeoutConnector::new(https);
+    connector.set_connect_timeout(config.connect_timeout);
+    connector.set_read_timeout(config.read_timeout);
+    connector.set_write_timeout(config.write_timeout);
+    let connections: legacy::Client<_, Watched> =
+        legacy::Client::builder(TokioExecutor::new()).build(connector);
+    let send = tower::service_fn(move |request: Request<Body>| {
+        let connections = connections.clone();
+        let term = request.extensions().get::<Term>().cloned();
+        async move {
+            // A request without a body is not looked at again.
+            if term.as_ref().is_some_and(|term| !term.holds()) {
+                return Err(BoxError::from(NotLeading));
+            }
+            let request = request.map(|body| Watched { body, term });
+            connections.request(request).await.map_err(BoxError::from)
+        }
+    });
+    let service = ServiceBuilder::new()
+        .layer(config.base_uri_layer())
+        .option_layer(config.auth_layer()?)
+        .layer(config.extra_headers_layer()?)
+        .service(send);
+    Ok(Client::new(service, config.default_namespace.clone()))
+}
+
+/// The body of a request, which ends in an error if it is asked for when the term is over.
+///
+/// It is asked for by the connection that is about to write it: no wait is left but that for the network.
+/// A server that gets a head without its body does nothing. Every change that the API server knows has a
+/// body.
+struct Watched {
+    body: Body,
+    term: Option<Term>,
+}
+
+impl HttpBody for Watched {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        if self.term.as_ref().is_some_and(|term| !term.holds()) {
+            return Poll::Ready(Some(Err(NotLeading.into())));
+        }
+        Pin::new(&mut self.body)
+            .poll_frame(context)
+            .map_err(BoxError::from)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
 }

@@ -118,6 +118,34 @@ async fn only_who_leads_changes_something() {
     one.end().await.unwrap();
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_that_waited_for_its_connection_is_not_sent_after_the_term() {
+    let (server, client) = server().await;
+    let namespace = namespace(&client, "late").await;
+    let mut one = start(client.clone(), config(&namespace, "one", 3));
+    one.sees(&Leadership::Me).await;
+    // Bytes go nowhere: the handshake of the only connection hangs, and the call with it.
+    let (mut road, slow) = Road::open(server).await;
+    road.set(Way::Silent);
+    let maps: Api<ConfigMap> = Api::namespaced(led(slow, one.term.clone()), &namespace);
+    let create = tokio::spawn(async move {
+        let mut map = ConfigMap::default();
+        map.metadata.name = Some("late".to_owned());
+        maps.create(&PostParams::default(), &map).await
+    });
+    soon("a connection", road.taken()).await;
+    one.cancel.cancel();
+    one.sees(&Leadership::Unknown("told to end".to_owned()))
+        .await;
+    road.set(Way::Open);
+    let refused = soon("an end of the call", create).await.unwrap();
+    let refused = refused.unwrap_err();
+    assert!(chain(&refused).contains("does not lead"), "{refused:?}");
+    let maps: Api<ConfigMap> = Api::namespaced(client, &namespace);
+    assert!(maps.get_opt("late").await.unwrap().is_none());
+    one.end().await.unwrap();
+}
+
 #[tokio::test]
 async fn one_of_two_leads_and_the_other_takes_over_when_it_lets_go() {
     let (_, client) = server().await;

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use cobalt_lab::testing::{ApiServer, api_server};
+use cobalt_runtime::client_from_config;
 use k8s_openapi::api::core::v1::Namespace;
 use kube::api::PostParams;
 use kube::config::Kubeconfig;
@@ -65,6 +66,8 @@ pub enum Way {
 /// A way to the API server that can be cut.
 pub struct Road {
     way: watch::Sender<Way>,
+    /// How many connections have come this way.
+    taken: watch::Receiver<usize>,
     address: SocketAddr,
     task: JoinHandle<()>,
 }
@@ -85,11 +88,21 @@ impl Road {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (way, state) = watch::channel(Way::Open);
-        let task = tokio::spawn(carry(listener, authority, state));
-        let road = Self { way, address, task };
+        let (count, taken) = watch::channel(0);
+        let task = tokio::spawn(carry(listener, authority, state, count));
+        let road = Self {
+            way,
+            taken,
+            address,
+            task,
+        };
         config.cluster_url = format!("https://{}", road.address).parse().unwrap();
-        config.default_retry = false;
-        (road, Client::try_from(config).unwrap())
+        (road, client_from_config(config).unwrap())
+    }
+
+    /// Waits until somebody has come this way.
+    pub async fn taken(&mut self) {
+        self.taken.wait_for(|count| *count > 0).await.unwrap();
     }
 
     pub fn set(&self, way: Way) {
@@ -97,9 +110,15 @@ impl Road {
     }
 }
 
-async fn carry(listener: TcpListener, to: String, way: watch::Receiver<Way>) {
+async fn carry(
+    listener: TcpListener,
+    to: String,
+    way: watch::Receiver<Way>,
+    count: watch::Sender<usize>,
+) {
     let mut connections = JoinSet::new();
     while let Ok((stream, _)) = listener.accept().await {
+        count.send_modify(|count| *count += 1);
         connections.spawn(connection(stream, to.clone(), way.clone()));
     }
 }
