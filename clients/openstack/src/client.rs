@@ -14,6 +14,7 @@ use crate::breaker::{BreakerConfig, BreakerState};
 use crate::credentials::Scope;
 use crate::decode::{Body, body};
 use crate::error::{Call, Error, Result};
+use crate::gate::Gate;
 use crate::http::Answer;
 use crate::lanes::{Deadline, Lanes};
 use crate::observer::{Observer, Silent};
@@ -46,6 +47,8 @@ pub struct Config {
     pub largest: usize,
     /// Is told about each request.
     pub observer: Arc<dyn Observer>,
+    /// Whether changes may be sent; without one, always. A change that it stops is [`Error::NotAllowed`].
+    pub gate: Option<Gate>,
 }
 
 impl Config {
@@ -60,6 +63,7 @@ impl Config {
             page: 500,
             largest: 64 << 20,
             observer: Arc::new(Silent),
+            gate: None,
         }
     }
 }
@@ -178,7 +182,12 @@ impl Client {
         let lanes = Arc::new(Lanes::new(config.budget, config.breaker, config.observer));
         Self {
             inner: Arc::new(Inner {
-                session: Session::new(config.credentials, lanes.clone(), config.largest),
+                session: Session::new(
+                    config.credentials,
+                    lanes.clone(),
+                    config.largest,
+                    config.gate,
+                ),
                 lanes,
                 deadline: config.deadline,
                 page: config.page.max(1),

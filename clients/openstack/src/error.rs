@@ -83,6 +83,12 @@ pub enum Error {
         /// When it is asked again.
         retry_in: Duration,
     },
+    /// It would change something, and the client may not any more. The service was not asked.
+    #[error("failed to {call}: this process may not change anything any more")]
+    NotAllowed {
+        /// Which call.
+        call: Call,
+    },
     /// The answer cannot be read.
     #[error("failed to {call}: failed to read the answer{}", in_request(.request_id.as_deref()))]
     Malformed {

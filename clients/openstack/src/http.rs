@@ -19,16 +19,22 @@ use rustls::pki_types::pem::PemObject;
 use rustls::{ClientConfig, RootCertStore};
 
 use crate::credentials::CredentialsError;
+use crate::gate::{Gate, Gated, is_closed};
 
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
 /// Shorter than the servers' own patience (Apache's is 5 s), so that a request is hardly ever
 /// written to a connection that the other side is just closing.
 const IDLE: Duration = Duration::from_secs(4);
 
-/// A pool of connections.
+type Pool = Client<HttpsConnector<Gated<HttpConnector>>, Full<Bytes>>;
+
+/// The connections.
 #[derive(Debug, Clone)]
 pub(crate) struct Http {
-    client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
+    reads: Pool,
+    /// Of their own if there is a gate: nothing else is written to them.
+    changes: Pool,
+    gate: Option<Gate>,
     largest: usize,
 }
 
@@ -42,6 +48,8 @@ pub(crate) struct Answer {
 #[derive(Debug)]
 pub(crate) enum SendError {
     TooLarge,
+    /// It was a change, and the gate is closed. It was not sent.
+    NotAllowed,
     Broken {
         /// Whether the request may have arrived.
         sent: bool,
@@ -50,32 +58,64 @@ pub(crate) enum SendError {
 }
 
 impl Http {
-    /// `ca` is the text of a PEM file. Answers have at most `largest` bytes.
-    pub fn new(ca: Option<&str>, largest: usize) -> Result<Self, CredentialsError> {
+    /// `ca` is the text of a PEM file. Answers have at most `largest` bytes. Changes are sent only while
+    /// the gate is open.
+    pub fn new(
+        ca: Option<&str>,
+        largest: usize,
+        gate: Option<Gate>,
+    ) -> Result<Self, CredentialsError> {
         let mut connector = HttpConnector::new();
         connector.set_connect_timeout(Some(CONNECT_DEADLINE));
         connector.set_nodelay(true);
         connector.set_keepalive(Some(Duration::from_secs(30)));
         connector.enforce_http(false);
-        let connector = HttpsConnectorBuilder::new()
-            .with_tls_config(tls(ca)?)
-            .https_or_http()
-            .enable_http1()
-            .wrap_connector(connector);
-        let client = Client::builder(TokioExecutor::new())
-            .pool_timer(TokioTimer::new())
-            .pool_idle_timeout(IDLE)
-            .build(connector);
-        Ok(Self { client, largest })
+        let tls = tls(ca)?;
+        let pool = |gate: Option<Gate>| {
+            let connector = connector.clone();
+            let connector = HttpsConnectorBuilder::new()
+                .with_tls_config(tls.clone())
+                .https_or_http()
+                .enable_http1()
+                .wrap_connector(Gated { connector, gate });
+            Client::builder(TokioExecutor::new())
+                .pool_timer(TokioTimer::new())
+                .pool_idle_timeout(IDLE)
+                .build(connector)
+        };
+        let reads: Pool = pool(None);
+        let changes = match &gate {
+            Some(gate) => pool(Some(gate.clone())),
+            None => reads.clone(),
+        };
+        Ok(Self {
+            reads,
+            changes,
+            gate,
+            largest,
+        })
     }
 
     /// Sends a request and reads the whole answer. The caller sets the deadline.
-    pub async fn send(&self, request: Request<Full<Bytes>>) -> Result<Answer, SendError> {
-        let answer = self.client.request(request).await;
+    pub async fn send(
+        &self,
+        request: Request<Full<Bytes>>,
+        changes: bool,
+    ) -> Result<Answer, SendError> {
+        let pool = if changes { &self.changes } else { &self.reads };
+        if changes && self.gate.as_ref().is_some_and(|gate| !gate.is_open()) {
+            return Err(SendError::NotAllowed);
+        }
+        let answer = pool.request(request).await;
         let (head, body) = answer
-            .map_err(|error| SendError::Broken {
-                sent: !error.is_connect(),
-                source: error.into(),
+            .map_err(|error| {
+                if is_closed(&error) {
+                    return SendError::NotAllowed;
+                }
+                SendError::Broken {
+                    sent: !error.is_connect(),
+                    source: error.into(),
+                }
             })?
             .into_parts();
         let body = Limited::new(body, self.largest).collect().await;

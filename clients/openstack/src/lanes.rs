@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http::Request;
+use http::{Method, Request};
 use http_body_util::Full;
 use jiff::Timestamp;
 use tokio::sync::Semaphore;
@@ -151,7 +151,9 @@ impl Lane {
                 });
             }
         };
-        let result = match timeout_at(deadline.until(), http.send(request)).await {
+        // A login is asked for by those who only look, too.
+        let changes = request.method() != Method::GET && call.service != Service::Identity;
+        let result = match timeout_at(deadline.until(), http.send(request, changes)).await {
             Ok(Ok(answer)) if answer.status.is_success() => Ok(answer),
             Ok(Ok(answer)) => {
                 let now = Timestamp::now();
@@ -166,6 +168,8 @@ impl Lane {
                 call: call.clone(),
                 limit,
             }),
+            // It says nothing about the service, so the breaker is not told.
+            Ok(Err(SendError::NotAllowed)) => return Err(Error::NotAllowed { call: call.clone() }),
             Ok(Err(SendError::Broken { sent, source })) => Err(Error::Unreachable {
                 call: call.clone(),
                 sent,

@@ -36,6 +36,7 @@ pub mod compute;
 mod credentials;
 mod decode;
 mod error;
+mod gate;
 mod http;
 mod image;
 mod lanes;
@@ -55,6 +56,7 @@ pub use credentials::{
     Credentials, CredentialsError, Identity, Interface, Reference, Scope, Secret,
 };
 pub use error::{Call, Error, Result, found};
+pub use gate::Gate;
 pub use image::Image;
 pub use network::{Network, Port};
 pub use observer::{Observer, Outcome, Silent};

@@ -21,6 +21,8 @@ pub enum Outcome {
     Busy,
     /// Not sent: the breaker is open.
     Open,
+    /// Not sent: it would change something, and the client may not any more.
+    NotAllowed,
     /// The answer was too large.
     TooLarge,
     /// Not sent: it is not a valid request.
@@ -43,6 +45,7 @@ impl Outcome {
             Self::Unreachable => "unreachable",
             Self::Busy => "busy",
             Self::Open => "open",
+            Self::NotAllowed => "not_allowed",
             Self::TooLarge => "too_large",
             Self::Invalid => "invalid",
         }
@@ -55,6 +58,7 @@ impl Outcome {
             Err(Error::TimedOut { .. }) => Self::TimedOut,
             Err(Error::Busy { .. }) => Self::Busy,
             Err(Error::Open { .. }) => Self::Open,
+            Err(Error::NotAllowed { .. }) => Self::NotAllowed,
             Err(Error::TooLarge { .. }) => Self::TooLarge,
             Err(Error::Unreachable { .. }) => Self::Unreachable,
             Err(_) => Self::Invalid,

@@ -20,6 +20,7 @@ use crate::catalog::Catalog;
 use crate::credentials::{Credentials, Identity};
 use crate::decode::{body, or_default, time};
 use crate::error::{Call, Error, Result};
+use crate::gate::Gate;
 use crate::http::{Answer, Http};
 use crate::lanes::{Deadline, Lanes, described};
 use crate::refusal::{Refusal, request_id};
@@ -54,6 +55,7 @@ pub(crate) struct Session {
     source: Source,
     lanes: Arc<Lanes>,
     largest: usize,
+    gate: Option<Gate>,
     state: Mutex<State>,
     /// Held by the one that logs in.
     writer: tokio::sync::Mutex<Writer>,
@@ -100,11 +102,12 @@ impl Login {
 }
 
 impl Session {
-    pub fn new(source: Source, lanes: Arc<Lanes>, largest: usize) -> Self {
+    pub fn new(source: Source, lanes: Arc<Lanes>, largest: usize, gate: Option<Gate>) -> Self {
         Self {
             source,
             lanes,
             largest,
+            gate,
             state: Mutex::new(State {
                 login: None,
                 due: Instant::now(),
@@ -116,7 +119,7 @@ impl Session {
     /// The same user for something else.
     pub fn scoped(&self, scope: crate::credentials::Scope) -> Self {
         let source = self.source.clone().scoped(scope);
-        Self::new(source, self.lanes.clone(), self.largest)
+        Self::new(source, self.lanes.clone(), self.largest, self.gate.clone())
     }
 
     /// A login that is good, and not the one that was `rejected`.
@@ -216,7 +219,8 @@ impl Session {
         let http = match &writer.http {
             Some((ca, http)) if *ca == credentials.ca => http.clone(),
             _ => {
-                let http = Http::new(credentials.ca.as_deref(), self.largest)?;
+                let ca = credentials.ca.as_deref();
+                let http = Http::new(ca, self.largest, self.gate.clone())?;
                 writer.http = Some((credentials.ca.clone(), http.clone()));
                 http
             }

@@ -7,6 +7,7 @@
 mod decoders;
 mod fake;
 mod faults;
+mod gate;
 mod identity;
 mod lab;
 mod lookups;
