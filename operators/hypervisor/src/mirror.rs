@@ -21,8 +21,8 @@ use cobalt_api::hypervisor::Hypervisor;
 use cobalt_api::names::{FieldManager, labels};
 use cobalt_api::ovsnode::OvsNode;
 use cobalt_runtime::{
-    ApplyError, Backoff, Health, ObjectKey, Presence, Queue, Reflection, Store, apply,
-    apply_status, chain, client_from_file, jitter, reflect, within, work,
+    ApplyError, Backoff, Health, ObjectKey, Presence, Queue, Reflection, Store, Term, apply,
+    apply_status, chain, client_from_file, jitter, led, reflect, within, work,
 };
 use futures::FutureExt;
 use kube::api::{DeleteParams, PostParams, Preconditions};
@@ -61,6 +61,8 @@ pub struct MirrorConfig {
     pub interval: Duration,
     /// Only Hypervisors with these labels, and their copies. Empty: all.
     pub label_selector: String,
+    /// Nothing is written to the other cluster while it does not hold.
+    pub term: Term,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -184,7 +186,7 @@ async fn connect(config: &MirrorConfig, trouble: &Trouble) -> Client {
         match client_from_file(&config.kubeconfig).await {
             Ok(client) => {
                 trouble.0.set_missing(NAME, None);
-                return client;
+                return led(client, config.term.clone());
             }
             Err(error) => {
                 let file = config.kubeconfig.display();

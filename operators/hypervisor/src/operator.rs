@@ -14,7 +14,7 @@ use cobalt_api::hypervisor::Hypervisor;
 use cobalt_api::migration::Migration;
 use cobalt_api::names::{labels, leases};
 use cobalt_api::ovsnode::OvsNode;
-use cobalt_openstack::{Client as OpenStack, Config as OpenStackConfig, Source};
+use cobalt_openstack::{Client as OpenStack, Config as OpenStackConfig, Gate, Source};
 use cobalt_runtime::{
     Change, Health, LeaderConfig, Leadership, ObjectKey, Presence, Queue, Recorder, Reflection,
     Store, Tasks, Term, lead, led, metrics as text, reflect, serve, work,
@@ -90,7 +90,7 @@ pub async fn run(config: Config, client: Client, cancel: CancellationToken) -> a
         Recorder::new(client.clone(), "cobalt-hypervisor-operator", &instance);
     tasks.spawn("events", write_events);
 
-    let openstack = openstack(&config, &metrics);
+    let openstack = openstack(&config, &metrics, term.clone());
     let fleet = Watched::new(config.nova_interval * 3 + Duration::from_secs(60));
     let (found, testbed) =
         watch::channel(Err("the test project has not been looked up yet".to_owned()));
@@ -226,6 +226,7 @@ pub async fn run(config: Config, client: Client, cancel: CancellationToken) -> a
     // The Lease is let go of when the workers have ended, and not before.
     let lease = CancellationToken::new();
     let lost = CancellationToken::new();
+    let mirror = mirror_config(&config, term.clone());
     let election = config.leader_elect.then(|| {
         let (lease, lost) = (lease.clone(), lost.clone());
         let config = leader_config(&config, &instance);
@@ -235,7 +236,7 @@ pub async fn run(config: Config, client: Client, cancel: CancellationToken) -> a
             end
         })
     });
-    if let Some(mirror) = mirror_config(&config) {
+    if let Some(mirror) = mirror {
         let leader = leader.clone();
         let (client, health, stop) = (client.clone(), health.clone(), cancel.clone());
         let elects = config.leader_elect;
@@ -306,22 +307,24 @@ async fn leads(mut leader: watch::Receiver<Leadership>, stop: &CancellationToken
     }
 }
 
-fn mirror_config(config: &Config) -> Option<MirrorConfig> {
+fn mirror_config(config: &Config, term: Term) -> Option<MirrorConfig> {
     Some(MirrorConfig {
         kubeconfig: config.mirror_kubeconfig.clone()?,
         name: config.mirror_name.clone(),
         interval: config.mirror_interval,
         label_selector: config.label_selector.clone(),
+        term,
     })
 }
 
-fn openstack(config: &Config, metrics: &Metrics) -> OpenStack {
+fn openstack(config: &Config, metrics: &Metrics, term: Term) -> OpenStack {
     let mut source = Source::environment();
     if let Some(directory) = &config.openstack_directory {
         source = source.with_directory(directory);
     }
     OpenStack::new(OpenStackConfig {
         observer: Arc::new(metrics.clone()),
+        gate: Some(Gate::new(move || term.holds())),
         ..OpenStackConfig::new(source)
     })
 }

@@ -11,7 +11,7 @@ use cobalt_hypervisor_operator::mirror::{MirrorConfig, MirrorMetrics, Trouble, r
 use cobalt_lab::cluster::Role;
 use cobalt_lab::testing::{api_server, install_definitions, lab};
 use cobalt_lab::{Lab, LabConfig};
-use cobalt_runtime::Health;
+use cobalt_runtime::{Health, Term};
 use k8s_openapi::api::core::v1::Namespace;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::runtime::wait::await_condition;
@@ -108,11 +108,16 @@ impl Clusters {
     }
 
     fn mirror(&self) -> Mirror {
+        self.mirror_of(Term::unlimited())
+    }
+
+    fn mirror_of(&self, term: Term) -> Mirror {
         let config = MirrorConfig {
             kubeconfig: self.kubeconfig.clone(),
             name: self.name.clone(),
             interval: INTERVAL,
             label_selector: format!("test={}", self.name),
+            term,
         };
         Mirror::start(config, self.here.clone())
     }
@@ -554,6 +559,7 @@ async fn without_the_other_cluster_nothing_happens_and_it_is_said() {
         name: clusters.name.clone(),
         interval: INTERVAL,
         label_selector: String::new(),
+        term: Term::unlimited(),
     };
     let mirror = Mirror::start(config, clusters.here.clone());
     mirror
@@ -565,4 +571,22 @@ async fn without_the_other_cluster_nothing_happens_and_it_is_said() {
         })
         .await;
     mirror.end().await;
+}
+
+#[tokio::test]
+async fn who_does_not_lead_any_more_writes_nothing_to_the_other_cluster() {
+    let clusters = Clusters::new("late").await;
+    let name = clusters.host(&json!({}), &json!({})).await;
+    // Of somebody who never led, which is the same as of somebody whose term is over.
+    let mirror = clusters.mirror_of(Term::default());
+    mirror
+        .until("a refusal", |one| {
+            one.metrics.count("Hypervisor", "failed") > 0
+        })
+        .await;
+    let (here, there) = clusters.hypervisors();
+    assert!(there.get_opt(&name).await.unwrap().is_none());
+    assert_eq!(mirror.metrics.count("Hypervisor", "written"), 0);
+    mirror.end().await;
+    remove(&here, &name).await;
 }
