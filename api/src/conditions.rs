@@ -74,6 +74,8 @@ string_enum! {
         SystemdConnection => "SystemdConnection",
         /// A shutdown of the host waits until its instances have left.
         ShutdownInhibited => "ShutdownInhibited",
+        /// The node agent restarts and evicts instances that fail.
+        InstanceRecovery => "InstanceRecovery",
         /// An operating system update.
         OperatingSystemUpdate => "OperatingSystemUpdate",
         /// The TLS material of libvirt is installed and in use.
@@ -292,6 +294,7 @@ impl HypervisorCondition {
             Self::ShutdownInhibited => {
                 &[R::Ready, R::Running, R::Stopped, R::Failed, R::AgentSilent]
             }
+            Self::InstanceRecovery => &[R::Ready, R::Stopped, R::AgentSilent],
             Self::OperatingSystemUpdate => &[R::Running, R::Completed, R::Stopped],
             Self::TlsCertificateInstalled => &[
                 R::Installing,

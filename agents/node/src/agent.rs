@@ -18,7 +18,7 @@ use crate::context::{Conditions, Context};
 use crate::ha::{self, HaConfig, HaMetrics};
 use crate::host::logind::DelayConfig;
 use crate::host::{self, HostConfig, HostMetrics};
-use crate::lease::{self, Holder, LeaseConfig};
+use crate::lease::{self, Holder, LeaseConfig, Term};
 use crate::metrics::Metrics;
 use crate::migrations::{self, MigrationConfig, MigrationMetrics};
 use crate::secrets::{self, SecretsConfig};
@@ -52,6 +52,7 @@ pub async fn run(config: Config, client: Client, cancel: CancellationToken) -> R
     let (domains_read, domains) = watch::channel(Arc::default());
     let (inventory_read, inventory) = watch::channel(None);
     let (holder_seen, holder) = watch::channel(Holder::Unknown);
+    let (term_seen, term) = watch::channel(Term::new(config.lease_duration));
     let ctx = Context {
         node: Arc::clone(&node),
         node_label: config.node_label().into(),
@@ -100,6 +101,7 @@ pub async fn run(config: Config, client: Client, cancel: CancellationToken) -> R
             ctx.clone(),
             lease_config(&config),
             holder_seen,
+            term_seen,
             metrics.clone(),
             cancel.clone(),
         ),
@@ -128,6 +130,7 @@ pub async fn run(config: Config, client: Client, cancel: CancellationToken) -> R
             ctx.clone(),
             ha_config(&config),
             holder,
+            term,
             ha_metrics,
             cancel.clone(),
         ),

@@ -5,6 +5,10 @@
 //! renewed. The holder of the Lease is the one agent that reports; a second one waits until the
 //! first has let go of it or has been silent for the duration of the Lease. Silence is measured with
 //! this process's own clock, so a wall clock that jumps harms nobody.
+//!
+//! Whoever starts the instances of a dead host elsewhere waits for the whole duration after the last
+//! renewal that it has seen. [`Term`] says until when this agent may start instances: it stops before
+//! anybody may think that the host is dead.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -25,6 +29,67 @@ use crate::metrics::Metrics;
 const DEADLINE: Duration = Duration::from_secs(8);
 /// How long libvirt may take to answer a heartbeat's question.
 const LIBVIRT_DEADLINE: Duration = Duration::from_secs(5);
+
+/// For how long after a renewal the agent acts on instances: 5/8 of the duration of the Lease, 25 s of
+/// 40 s. The rest is for a start that libvirt is busy with when that time is over
+/// (`--libvirt-timeout`, 15 s).
+#[must_use]
+pub fn acts_for(duration: Duration) -> Duration {
+    duration * 5 / 8
+}
+
+/// Until when this process may act on instances.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Term {
+    /// When the last renewal was sent that the API server has accepted.
+    renewed: Option<Instant>,
+    duration: Duration,
+    /// Another one after a break in which somebody may have taken the host for dead.
+    number: u64,
+}
+
+impl Term {
+    /// One that has not begun.
+    #[must_use]
+    pub fn new(duration: Duration) -> Self {
+        Self {
+            renewed: None,
+            duration,
+            number: 0,
+        }
+    }
+
+    /// After a renewal that was sent at this time.
+    #[must_use]
+    pub fn renew(self, at: Instant) -> Self {
+        let broken = self
+            .renewed
+            .is_some_and(|before| at.saturating_duration_since(before) >= self.duration);
+        Self {
+            renewed: Some(at),
+            number: self.number + u64::from(broken),
+            ..self
+        }
+    }
+
+    /// When it ends, unless the Lease is renewed before.
+    #[must_use]
+    pub fn ends(&self) -> Option<Instant> {
+        Some(self.renewed? + acts_for(self.duration))
+    }
+
+    /// Whether instances may be acted on.
+    #[must_use]
+    pub fn holds(&self, now: Instant) -> bool {
+        self.ends().is_some_and(|ends| now < ends)
+    }
+
+    /// Which one it is.
+    #[must_use]
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+}
 
 /// Who reports for this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -141,6 +206,7 @@ pub async fn run(
     ctx: Context,
     config: LeaseConfig,
     holder: watch::Sender<Holder>,
+    term: watch::Sender<Term>,
     metrics: Metrics,
     cancel: CancellationToken,
 ) {
@@ -151,12 +217,14 @@ pub async fn run(
     loop {
         pulse.beat();
         let trouble = trouble(&ctx).await;
+        let sent = Instant::now();
         let outcome = beat(&api, &ctx, &config, &mut silence, trouble.as_deref()).await;
         let seen = match outcome {
             Ok(seen) => {
                 ctx.health.set_missing("lease", None);
                 if trouble.is_none() && seen == Holder::Me {
                     metrics.heartbeat_renewals.inc();
+                    term.send_modify(|term| *term = term.renew(sent));
                 }
                 seen
             }
@@ -317,6 +385,31 @@ mod tests {
         ));
         assert_eq!(renewed(&back), Some(at(130)));
         assert!(back.metadata.annotations.unwrap().is_empty());
+    }
+
+    #[test]
+    fn the_agent_stops_acting_before_anybody_may_take_its_host_for_dead() {
+        let begin = Instant::now();
+        let at = |seconds: u64| begin + Duration::from_secs(seconds);
+        let term = Term::new(Duration::from_secs(40));
+        assert!(!term.holds(begin), "it never held the Lease");
+        let term = term.renew(begin);
+        assert_eq!(term.ends(), Some(at(25)));
+        assert!(term.holds(at(24)) && !term.holds(at(25)));
+        // A renewal in time, and one that comes late, but before anybody may act.
+        let term = term.renew(at(10)).renew(at(49));
+        assert!(term.holds(at(73)) && !term.holds(at(74)));
+        assert_eq!(term.number(), 0);
+        // The whole duration has passed: what was before says nothing any more.
+        let term = term.renew(at(89));
+        assert!(term.holds(at(90)));
+        assert_eq!(term.number(), 1);
+        // An observer waits for the whole duration after a renewal, which it sees later than it was
+        // sent; whatever the duration is, the agent has stopped by then.
+        for seconds in [1, 8, 40, 600] {
+            let duration = Duration::from_secs(seconds);
+            assert!(acts_for(duration) <= duration - duration / 4);
+        }
     }
 
     #[test]

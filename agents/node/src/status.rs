@@ -25,6 +25,7 @@ pub const OWN_CONDITIONS: &[HypervisorCondition] = &[
     HypervisorCondition::LibVirtConnection,
     HypervisorCondition::SystemdConnection,
     HypervisorCondition::ShutdownInhibited,
+    HypervisorCondition::InstanceRecovery,
     HypervisorCondition::OperatingSystemUpdate,
     HypervisorCondition::TlsCertificateInstalled,
 ];

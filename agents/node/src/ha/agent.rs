@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use cobalt_api::conditions::HypervisorCondition;
 use cobalt_api::hypervisor::HaPolicy;
 use cobalt_libvirt::{Connection, Domain, DomainState, Event, Lifecycle};
 use cobalt_runtime::{Note, Severity, chain};
@@ -14,7 +15,7 @@ use super::decide::{Action, Case, Decision, History, Restart, Situation, decide}
 use super::trigger::{self, Duty, Failure, Memory, Trigger};
 use super::{HaConfig, HaMetrics, act};
 use crate::context::Context;
-use crate::lease::Holder;
+use crate::lease::{Holder, Term};
 
 /// How long libvirt may take to answer a question. A start may take longer and has the connection's
 /// own deadline.
@@ -29,6 +30,10 @@ struct Pending {
     name: String,
     failure: Failure,
     due: Instant,
+    /// The term of the Lease in which it failed.
+    term: u64,
+    /// It was said that it waits for the Lease.
+    waits: bool,
 }
 
 /// What came of an action.
@@ -49,6 +54,9 @@ pub(super) struct Agent {
     config: HaConfig,
     metrics: HaMetrics,
     holder: watch::Receiver<Holder>,
+    term: watch::Receiver<Term>,
+    /// The Lease was not renewed in time when that was last looked at.
+    lapsed: bool,
     memory: Memory,
     history: History,
     /// The policies of instances; they stay for a while when an instance is gone.
@@ -67,12 +75,15 @@ impl Agent {
         config: HaConfig,
         metrics: HaMetrics,
         holder: watch::Receiver<Holder>,
+        term: watch::Receiver<Term>,
     ) -> Self {
         Self {
             ctx,
             config,
             metrics,
             holder,
+            term,
+            lapsed: false,
             memory: Memory::default(),
             history: History::default(),
             policies: BTreeMap::new(),
@@ -86,6 +97,48 @@ impl Agent {
     /// Another agent of this node reacts, and reports.
     fn stands_by(&self) -> bool {
         matches!(*self.holder.borrow(), Holder::Other(_))
+    }
+
+    /// It holds the Lease, and could not renew it in time.
+    fn has_lapsed(&self, now: Instant) -> bool {
+        *self.holder.borrow() == Holder::Me && !self.term.borrow().holds(now)
+    }
+
+    /// Says whether instances that fail are acted on, where that has changed.
+    pub(super) fn say_whether_it_acts(&mut self) {
+        let now = Instant::now();
+        let lapsed = self.has_lapsed(now);
+        self.history.prune(self.config.window, now);
+        let braked = !self.history.brake_is_over();
+        self.metrics.braked.set(i64::from(braked));
+        self.metrics.lapsed.set(i64::from(lapsed));
+        let holder = self.holder.borrow().clone();
+        let hypervisor = self.ctx.hypervisor.borrow().object().cloned();
+        // Without its Hypervisor there is nothing to write to.
+        let enabled = hypervisor.is_none_or(|found| found.spec.high_availability());
+        let said = super::decide::statement(&holder, lapsed, enabled, braked, &self.config);
+        if let Some(statement) = said {
+            let text = statement.message.clone();
+            self.ctx
+                .conditions
+                .set(HypervisorCondition::InstanceRecovery, statement);
+            if lapsed != self.lapsed {
+                let (severity, reason) = if lapsed {
+                    (Severity::Warning, "InstanceRecoveryStopped")
+                } else {
+                    (Severity::Normal, "InstanceRecoveryResumed")
+                };
+                let note = Note {
+                    severity,
+                    reason,
+                    action: "Notify",
+                    text,
+                };
+                let about = self.ctx.hypervisor_reference();
+                self.ctx.recorder.report(&about, note);
+            }
+        }
+        self.lapsed = lapsed;
     }
 
     fn connection(&self) -> Option<Connection> {
@@ -155,6 +208,8 @@ impl Agent {
         let pending = Pending {
             name: domain.name.clone(),
             due: now + self.history.wait(uuid, self.config.settle),
+            term: self.term.borrow().number(),
+            waits: false,
             failure,
         };
         if let Duty::Nobody(why) = &pending.failure.duty {
@@ -171,17 +226,18 @@ impl Agent {
 
     pub(super) fn next_due(&self) -> tokio::time::Instant {
         let due = self.pending.values().map(|pending| pending.due).min();
-        let turn = Instant::now() + TURN;
-        tokio::time::Instant::from_std(due.unwrap_or(turn).min(turn))
+        let now = Instant::now();
+        // When the Lease is not renewed in time, that is to be said.
+        let lapses = self.term.borrow().ends().filter(|ends| *ends > now);
+        let turn = now + TURN;
+        let first = due.unwrap_or(turn).min(lapses.unwrap_or(turn)).min(turn);
+        tokio::time::Instant::from_std(first)
     }
 
     /// Decides about every failure that has settled.
     pub(super) async fn settle(&mut self) {
         let now = Instant::now();
         self.history.prune(self.config.window, now);
-        if self.history.brake_is_over() {
-            self.metrics.braked.set(0);
-        }
         let due: Vec<Uuid> = self
             .pending
             .iter()
@@ -189,6 +245,10 @@ impl Agent {
             .map(|(uuid, _)| *uuid)
             .collect();
         for uuid in due {
+            if self.has_lapsed(now) {
+                self.wait_for_lease(uuid, now);
+                continue;
+            }
             let seen = match self.connection() {
                 Some(connection) => {
                     let connection = connection.with_call_timeout(LIBVIRT_DEADLINE);
@@ -206,6 +266,29 @@ impl Agent {
             if let Some(pending) = self.pending.remove(&uuid) {
                 self.handle(uuid, domain, situation, pending);
             }
+        }
+    }
+
+    /// Whoever is not known to be alive must not start what others may start.
+    fn wait_for_lease(&mut self, uuid: Uuid, now: Instant) {
+        let Some(pending) = self.pending.get_mut(&uuid) else {
+            return;
+        };
+        pending.due = now + ASK_AGAIN;
+        let waited = std::mem::replace(&mut pending.waits, true);
+        let pending = pending.clone();
+        if !waited {
+            let failure = &pending.failure;
+            let note = Note {
+                severity: Severity::Warning,
+                reason: failure.trigger.reason(),
+                action: "Wait",
+                text: format!(
+                    "{}: {}; nothing is done before the Lease of the node is renewed",
+                    failure.trigger, failure.detail
+                ),
+            };
+            self.report(uuid, &pending.name, note);
         }
     }
 
@@ -229,6 +312,7 @@ impl Agent {
             // Without its Hypervisor the agent does not know whether it may.
             enabled: spec.is_some_and(|spec| spec.high_availability()),
             holder: *self.holder.borrow() == Holder::Me,
+            interrupted: self.term.borrow().number() != pending.term,
             record: self.history.record(uuid),
         };
         let Decision {
@@ -338,6 +422,8 @@ impl Agent {
                 name: done.name,
                 failure: done.failure,
                 due: Instant::now(),
+                term: self.term.borrow().number(),
+                waits: false,
             })
         });
         if let Some(mut again) = again {

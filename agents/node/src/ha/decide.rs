@@ -3,10 +3,13 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use cobalt_api::conditions::{Reason, Status};
 use cobalt_api::hypervisor::HaPolicy;
 use uuid::Uuid;
 
 use super::trigger::{Duty, Trigger};
+use crate::context::Statement;
+use crate::lease::Holder;
 
 /// How the HA agent acts.
 #[derive(Debug, Clone)]
@@ -110,6 +113,8 @@ pub struct Case<'a> {
     pub enabled: bool,
     /// Whether this agent holds the node's Lease.
     pub holder: bool,
+    /// Since it failed, the Lease was not renewed for as long as it lasts.
+    pub interrupted: bool,
     /// What was done before.
     pub record: Record,
 }
@@ -155,6 +160,13 @@ pub fn decide(case: &Case<'_>, config: &HaConfig) -> Decision {
     if !case.holder {
         return notify("this agent does not hold the Lease of the node".to_owned());
     }
+    if case.interrupted {
+        return notify(
+            "the Lease of the node was not renewed for so long that it may have been started on \
+             another host"
+                .to_owned(),
+        );
+    }
     if !case.enabled {
         return notify("spec.highAvailability of the Hypervisor is false".to_owned());
     }
@@ -189,6 +201,48 @@ pub fn decide(case: &Case<'_>, config: &HaConfig) -> Decision {
         }
         (_, Some(restart)) => act(Action::Restart(restart), "its policy is restart"),
     }
+}
+
+/// What the agent says about itself: whether it acts on instances that fail. `None`: another agent
+/// of this node does, or it is not known yet.
+#[must_use]
+pub fn statement(
+    holder: &Holder,
+    lapsed: bool,
+    enabled: bool,
+    braked: bool,
+    config: &HaConfig,
+) -> Option<Statement> {
+    if *holder != Holder::Me {
+        return None;
+    }
+    let stopped = |message: String| Statement {
+        status: Status::False,
+        reason: Reason::Stopped,
+        message,
+    };
+    Some(if lapsed {
+        stopped(
+            "no instance is restarted or evicted: the Lease of the node could not be renewed, and \
+             somebody else may take the host for dead"
+                .to_owned(),
+        )
+    } else if !enabled {
+        stopped("no instance is restarted or evicted: spec.highAvailability is false".to_owned())
+    } else if braked {
+        stopped(format!(
+            "no instance is restarted or evicted: more than {} failed within {} s, so the host or \
+             its storage is at fault",
+            config.brake,
+            config.window.as_secs()
+        ))
+    } else {
+        Statement {
+            status: Status::True,
+            reason: Reason::Ready,
+            message: "instances that fail are restarted or evicted by their policy".to_owned(),
+        }
+    })
 }
 
 /// What was done, in memory. A new process begins with an empty one: it may restart an instance that

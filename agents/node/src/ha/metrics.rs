@@ -36,6 +36,8 @@ pub struct HaMetrics {
     pub actions: Family<ActionLabels, Counter>,
     /// 1 while so many instances fail that none is acted on.
     pub braked: Gauge,
+    /// 1 while the node's Lease is not renewed, and none is acted on.
+    pub lapsed: Gauge,
 }
 
 impl HaMetrics {
@@ -68,6 +70,11 @@ impl HaMetrics {
             name("braked"),
             "Whether so many instances fail that none is acted on",
             self.braked.clone(),
+        );
+        registry.register(
+            name("lease_lapsed"),
+            "Whether no instance is acted on because the Lease of the node is not renewed",
+            self.lapsed.clone(),
         );
     }
 }

@@ -9,6 +9,10 @@
 //! What was done is kept in memory only. An agent that starts anew may restart an instance as often
 //! as configured once more; the waits between restarts double, and an Eviction that is under way is
 //! found by its name, so nothing runs away.
+//!
+//! While the node's Lease cannot be renewed nothing is done: when its duration has passed, somebody
+//! else may start the instances elsewhere. A failure waits until the Lease is renewed; if that took as
+//! long as the Lease lasts, the instance is left alone.
 
 mod act;
 mod agent;
@@ -30,7 +34,7 @@ pub use decide::HaConfig;
 pub use metrics::HaMetrics;
 
 use crate::context::Context;
-use crate::lease::Holder;
+use crate::lease::{Holder, Term};
 
 const PULSE: Duration = Duration::from_secs(180);
 
@@ -39,6 +43,7 @@ pub async fn run(
     ctx: Context,
     config: HaConfig,
     mut holder: watch::Receiver<Holder>,
+    mut term: watch::Receiver<Term>,
     metrics: HaMetrics,
     cancel: CancellationToken,
 ) {
@@ -46,11 +51,13 @@ pub async fn run(
     let mut events = ctx.events.subscribe();
     let mut libvirt = ctx.libvirt.clone();
     let mut domains = ctx.domains.clone();
-    let mut agent = Agent::new(ctx, config, metrics, holder.clone());
+    let mut hypervisor = ctx.hypervisor.clone();
+    let mut agent = Agent::new(ctx, config, metrics, holder.clone(), term.clone());
     agent.learn_policies();
     agent.scan().await;
     loop {
         pulse.beat();
+        agent.say_whether_it_acts();
         tokio::select! {
             () = cancel.cancelled() => return,
             event = events.recv() => match event {
@@ -71,6 +78,8 @@ pub async fn run(
                 if changed.is_err() { return }
                 agent.scan().await;
             }
+            changed = term.changed() => if changed.is_err() { return },
+            changed = hypervisor.changed() => if changed.is_err() { return },
             () = tokio::time::sleep_until(agent.next_due()) => agent.settle().await,
             Some(done) = agent.tasks.join_next() => {
                 if let Ok(done) = done {

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use cobalt_api::conditions::{HypervisorCondition, Status};
 use cobalt_api::hypervisor::HaPolicy;
 use cobalt_libvirt::{
     Domain, DomainState, DomainStatus, Event, IoErrorAction, Lifecycle, WatchdogAction,
@@ -10,8 +11,11 @@ use cobalt_libvirt::{
 use proptest::prelude::*;
 use uuid::Uuid;
 
-use super::decide::{Action, Case, HaConfig, History, Record, Restart, Situation, decide};
+use super::decide::{
+    Action, Case, HaConfig, History, Record, Restart, Situation, decide, statement,
+};
 use super::trigger::{Duty, Failure, Memory, Trigger, by_state};
+use crate::lease::Holder;
 
 fn domain() -> Domain {
     Domain {
@@ -317,6 +321,7 @@ fn case(policy: HaPolicy, situation: Situation, record: Record) -> Case<'static>
         policy,
         enabled: true,
         holder: true,
+        interrupted: false,
         record,
     }
 }
@@ -397,6 +402,13 @@ fn nothing_is_done_where_the_agent_may_not_or_need_not() {
             },
         ),
         (
+            "another host",
+            Case {
+                interrupted: true,
+                ..plain.clone()
+            },
+        ),
+        (
             "the watchdog resets it",
             Case {
                 duty: &nobody,
@@ -428,6 +440,32 @@ fn many_instances_that_fail_are_a_failing_host() {
     };
     let decision = decide(&case(HaPolicy::Notify, Situation::Off, many), &config());
     assert!(!decision.braked);
+}
+
+#[test]
+fn the_condition_says_why_no_instance_is_acted_on() {
+    let say = |holder: &Holder, lapsed, enabled, braked| {
+        statement(holder, lapsed, enabled, braked, &config()).map(|statement| {
+            let reasons = HypervisorCondition::InstanceRecovery.reasons();
+            assert!(reasons.contains(&statement.reason));
+            (statement.status, statement.message)
+        })
+    };
+    let (status, _) = say(&Holder::Me, false, true, false).unwrap();
+    assert_eq!(status, Status::True);
+    for (lapsed, enabled, braked, word) in [
+        (true, true, false, "Lease"),
+        (true, true, true, "Lease"),
+        (false, false, false, "spec.highAvailability"),
+        (false, true, true, "more than 5 failed within 600 s"),
+    ] {
+        let (status, message) = say(&Holder::Me, lapsed, enabled, braked).unwrap();
+        assert_eq!(status, Status::False);
+        assert!(message.contains(word), "{message}");
+    }
+    // Another agent speaks for the node.
+    assert_eq!(say(&Holder::Other("b".into()), true, true, true), None);
+    assert_eq!(say(&Holder::Unknown, true, true, true), None);
 }
 
 #[test]

@@ -1,17 +1,22 @@
 //! Instances that fail on a real hypervisor, and what the HA agent does about each.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use cobalt_api::conditions::{HypervisorCondition, Status};
 use cobalt_api::eviction::{Eviction, EvictionStatus, Outcome};
 use cobalt_api::hypervisor::{HaPolicy, Hypervisor};
 use cobalt_lab::plan::Flavour;
 use cobalt_libvirt::{Domain, DomainState, Event, EventKind, EventStream, Lifecycle};
 use cobalt_node_agent::ha::{self, HaConfig, HaMetrics};
-use cobalt_node_agent::lease::Holder;
+use cobalt_node_agent::lease::{self, Holder, LeaseConfig, Term};
+use cobalt_node_agent::metrics::Metrics;
 use futures::StreamExt;
+use k8s_openapi::api::admissionregistration::v1::{
+    ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
+};
 use k8s_openapi::api::events::v1::Event as KubernetesEvent;
-use kube::api::{Patch, PatchParams};
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::runtime::wait::await_condition;
 use kube::runtime::watcher;
 use kube::{Api, ResourceExt};
@@ -19,7 +24,7 @@ use prometheus_client::registry::Registry;
 use serde_json::json;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use crate::rig::{Guest, Host, PATIENCE, Rig, event, within};
+use crate::rig::{Guest, Host, PATIENCE, Rig, event, long_term, within};
 
 /// The task of a host.
 struct Agent {
@@ -35,6 +40,7 @@ impl Agent {
             host.ctx.clone(),
             config,
             host.holder.subscribe(),
+            host.term.subscribe(),
             metrics.clone(),
             cancel.clone(),
         ));
@@ -367,6 +373,9 @@ async fn nothing_is_done_by_policy_by_switch_without_the_lease_or_when_the_host_
     lifecycle(&mut events, &restarted, Lifecycle::Started).await;
     drop(agent);
 
+    // Not while the Lease cannot be renewed, and not after it was not renewed for its duration.
+    lapse(&rig, config(), &mut events).await;
+
     // What a person stops stays stopped, and many at once are a failing host.
     let agent = Agent::start(
         host,
@@ -390,6 +399,7 @@ async fn nothing_is_done_by_policy_by_switch_without_the_lease_or_when_the_host_
     )
     .await;
     told(host, "ManyInstancesFail", &["4 instances failed"]).await;
+    recovery(host, "more than 2 failed").await;
     let mut off = BTreeSet::new();
     for domain in many.iter().chain([&stopped, &notified, &switched]) {
         off.insert(state(host, domain).await.name());
@@ -425,4 +435,98 @@ async fn a_failure_while_libvirt_was_away_is_found_by_its_state() {
     told(host, "InstanceRestarted", &["missed"]).await;
     assert!(agent.counts("events_total{trigger=\"crash\"}"));
     drop(agent);
+}
+
+/// Waits until the condition says that nothing is done, for this reason.
+async fn recovery(host: &Host, words: &str) {
+    let mut said = host.ctx.conditions.subscribe();
+    let waiting = said.wait_for(|all| {
+        let statement = all.get(&HypervisorCondition::InstanceRecovery);
+        statement.is_some_and(|statement| {
+            let statement = statement.as_ref();
+            statement.is_some_and(|one| one.status == Status::False && one.message.contains(words))
+        })
+    });
+    drop(within(words, waiting).await.unwrap());
+}
+
+/// The API server refuses every write of the Lease.
+async fn lapse(rig: &Rig, config: HaConfig, events: &mut EventStream) {
+    let host = &rig.hosts[0];
+    let duration = Duration::from_secs(8);
+    host.term.send_replace(Term::new(duration));
+    let cancel = CancellationToken::new();
+    let keeping = tokio::spawn(lease::run(
+        host.ctx.clone(),
+        LeaseConfig {
+            identity: "test".into(),
+            renew: Duration::from_millis(200),
+            duration,
+        },
+        host.holder.clone(),
+        host.term.clone(),
+        Metrics::default(),
+        cancel.clone(),
+    ));
+    let agent = Agent::start(host, config);
+    let guest = Guest {
+        name: "lapsed",
+        policy: Some("restart"),
+        ..Guest::default()
+    };
+    let lapsed = host.guest(&guest).await;
+    lifecycle(events, &lapsed, Lifecycle::Started).await;
+    let mut term = host.term.subscribe();
+    let held = term.wait_for(|term| term.holds(Instant::now()));
+    drop(within("the Lease is renewed", held).await.unwrap());
+
+    let name = format!("no-lease-{}", host.node);
+    let policies: Api<ValidatingAdmissionPolicy> = Api::all(host.ctx.client.clone());
+    let bindings: Api<ValidatingAdmissionPolicyBinding> = Api::all(host.ctx.client.clone());
+    let policy = json!({
+        "metadata": { "name": name },
+        "spec": {
+            "matchConstraints": { "resourceRules": [{
+                "apiGroups": ["coordination.k8s.io"], "apiVersions": ["*"],
+                "operations": ["CREATE", "UPDATE"], "resources": ["leases"],
+                "resourceNames": [host.node],
+            }] },
+            "validations": [{ "expression": "false", "message": "a test" }],
+        },
+    });
+    let policy = serde_json::from_value(policy).unwrap();
+    let create = PostParams::default();
+    policies.create(&create, &policy).await.unwrap();
+    let binding = json!({
+        "metadata": { "name": name },
+        "spec": { "policyName": name, "validationActions": ["Deny"] },
+    });
+    let binding = serde_json::from_value(binding).unwrap();
+    bindings.create(&create, &binding).await.unwrap();
+
+    recovery(host, "Lease of the node could not be renewed").await;
+    told(host, "InstanceRecoveryStopped", &["Lease"]).await;
+    assert!(agent.counts("lease_lapsed 1"));
+    rig.kill(0, &lapsed).await;
+    told(
+        host,
+        "InstanceCrashed",
+        &["lapsed", "nothing is done before"],
+    )
+    .await;
+    // Somebody else may start it from now on.
+    let ends = host.term.borrow().ends().unwrap();
+    let dead = ends - lease::acts_for(duration) + duration;
+    tokio::time::sleep_until(dead.into()).await;
+    let delete = DeleteParams::default();
+    bindings.delete(&name, &delete).await.unwrap();
+    policies.delete(&name, &delete).await.unwrap();
+    told(host, "InstanceCrashed", &["lapsed", "another host"]).await;
+    told(host, "InstanceRecoveryResumed", &[]).await;
+    assert_eq!(state(host, &lapsed).await, DomainState::Shutoff);
+    drop(agent);
+    cancel.cancel();
+    keeping.await.unwrap();
+    host.holder.send_replace(Holder::Me);
+    host.term.send_replace(long_term());
 }

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cobalt_lab::guests::MicroDomain;
 use cobalt_lab::node;
@@ -12,7 +12,7 @@ use cobalt_libvirt::{
     Connection, CreateFlags, Domain, Event, EventKind, EventStream, Options, Uri,
 };
 use cobalt_node_agent::context::{Conditions, Context};
-use cobalt_node_agent::lease::Holder;
+use cobalt_node_agent::lease::{Holder, Term};
 use cobalt_node_agent::metrics::Metrics;
 use cobalt_node_agent::virt::{self, Outputs, VirtConfig};
 use cobalt_runtime::{Health, Observed, Recorder, watch_object};
@@ -56,7 +56,14 @@ pub struct Host {
     pub ctx: Context,
     /// Who holds the node's Lease.
     pub holder: watch::Sender<Holder>,
+    /// Until when the agent may act; for ever, unless a test has another one.
+    pub term: watch::Sender<Term>,
     _end: DropGuard,
+}
+
+/// A term of the Lease that does not end.
+pub fn long_term() -> Term {
+    Term::new(Duration::from_secs(1 << 20)).renew(Instant::now())
 }
 
 impl Rig {
@@ -152,6 +159,7 @@ impl Host {
             libvirt,
             ctx,
             holder,
+            term: watch::Sender::new(long_term()),
             _end: cancel.drop_guard(),
         };
         let mut connected = host.ctx.libvirt.clone();
