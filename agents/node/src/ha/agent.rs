@@ -12,7 +12,7 @@ use tokio::task::JoinSet;
 use uuid::Uuid;
 
 use super::decide::{Action, Case, Decision, History, Restart, Situation, decide};
-use super::trigger::{self, Duty, Failure, Memory, Trigger};
+use super::trigger::{self, Duty, Failure, Memory};
 use super::{HaConfig, HaMetrics, act};
 use crate::context::Context;
 use crate::lease::{Holder, Term};
@@ -322,7 +322,7 @@ impl Agent {
         } = decide(&case, &self.config);
         tracing::debug!(instance = %uuid, ?case, ?action, why, "decided");
         match (action, domain) {
-            _ if braked => self.brake(pending.failure.trigger, &why),
+            _ if braked => self.brake(uuid, &pending, &why),
             (Action::Restart(how), Some(domain)) => {
                 self.say_failure(uuid, &pending, "Restart");
                 self.restart(domain, how, pending);
@@ -458,10 +458,10 @@ impl Agent {
         }
     }
 
-    /// The host has failed: one word for all instances.
-    fn brake(&mut self, trigger: Trigger, why: &str) {
-        self.metrics.acted(trigger, Action::Notify, true);
+    /// The host has failed. That is said once; each instance that is left down because of it is named.
+    fn brake(&mut self, uuid: Uuid, pending: &Pending, why: &str) {
         self.metrics.braked.set(1);
+        self.notify(uuid, pending, why);
         if self.history.brake_is_news(Instant::now()) {
             let note = Note {
                 severity: Severity::Warning,

@@ -399,6 +399,15 @@ async fn nothing_is_done_by_policy_by_switch_without_the_lease_or_when_the_host_
     )
     .await;
     told(host, "ManyInstancesFail", &["4 instances failed"]).await;
+    // Each is named, and so is the one that fails later.
+    for name in ["many1", "many4"] {
+        told(host, "InstanceCrashed", &[name, "left alone", "at fault"]).await;
+    }
+    let late = guest("late", None).await;
+    lifecycle(&mut events, &late, Lifecycle::Started).await;
+    rig.kill(0, &late).await;
+    told(host, "InstanceCrashed", &["late", "left alone", "at fault"]).await;
+    many.push(late);
     recovery(host, "more than 2 failed").await;
     let mut off = BTreeSet::new();
     for domain in many.iter().chain([&stopped, &notified, &switched]) {
