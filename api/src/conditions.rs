@@ -196,6 +196,8 @@ string_enum! {
         Healthy => "Healthy",
         /// At least one item does not work; the message names it.
         Degraded => "Degraded",
+        /// Several Hypervisors stand for one host of Nova; nothing is done for any of them.
+        IdentityConflict => "IdentityConflict",
         /// The agent that reports it is silent: the operator says that it is not known any more, and
         /// since when.
         AgentSilent => "AgentSilent",
@@ -251,6 +253,7 @@ impl HypervisorCondition {
                 R::Evicting,
                 R::Evicted,
                 R::Maintenance,
+                R::IdentityConflict,
                 R::NotReady,
                 R::Ready,
             ],

@@ -44,6 +44,8 @@ pub struct Host {
     /// The checks of onboarding as this process wrote them last, while they run. What the status says
     /// of them proves nothing: an agent could have written it.
     pub checks: Option<Vec<Check>>,
+    /// Other Hypervisors that stand for the same host of Nova.
+    pub rivals: Vec<String>,
     /// The node agent is silent.
     pub silence: Option<Silence>,
     /// The silence for which its conditions were marked by this process.
@@ -343,12 +345,28 @@ impl Host {
         names
     }
 
+    /// Why nothing is done for the host: it is not the only one that stands for its host of Nova.
+    #[must_use]
+    pub fn conflict(&self) -> Option<String> {
+        let others = self.rivals.join("\" and \"");
+        (!others.is_empty()).then(|| {
+            format!(
+                "the Hypervisor \"{others}\" stands for the same host of Nova: nothing is done for \
+                 either until the label {} of the wrong Node is corrected",
+                labels::HOSTNAME
+            )
+        })
+    }
+
     /// Who the host is in Nova: `Ok(None)` if Nova does not know it.
     ///
     /// # Errors
     ///
-    /// When Nova is not known, or the name stands for several hosts.
+    /// When Nova is not known, the name stands for several hosts, or other Hypervisors for this one.
     pub fn identity(&self) -> Result<Option<Identity>, String> {
+        if let Some(why) = self.conflict() {
+            return Err(why);
+        }
         self.fleet
             .as_ref()
             .map_err(Clone::clone)?

@@ -18,6 +18,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 
+use crate::fleet::Fleet;
 use crate::host::Known;
 
 const DEADLINE: Duration = Duration::from_secs(15);
@@ -190,6 +191,31 @@ impl Row {
     }
 }
 
+/// Which of the other Hypervisors stand for the same host of Nova as the one of these names. The label
+/// `kubernetes.io/hostname` is one of the names, and a kubelet may write it.
+#[must_use]
+pub fn rivals<'a>(
+    fleet: &Fleet,
+    names: &[&str],
+    others: impl IntoIterator<Item = (&'a str, [&'a str; 2])>,
+) -> Vec<String> {
+    let host = |names: &[&str]| Some(fleet.find(names).ok()?.map(|found| found.host));
+    // Of one that stands for several hosts nothing is done anyway.
+    let Some(mine) = host(names) else {
+        return Vec::new();
+    };
+    let hostname = mine.as_deref().and_then(|host| fleet.hostname_of(host));
+    let shares = |name: &str| {
+        names.contains(&name) || mine.as_deref() == Some(name) || hostname == Some(name)
+    };
+    others
+        .into_iter()
+        .filter(|(_, names)| names.iter().any(|name| shares(name)))
+        .filter(|(_, names)| host(names).as_ref() == Some(&mine))
+        .map(|(name, _)| name.to_owned())
+        .collect()
+}
+
 /// The hosts that the operator looks after.
 #[derive(Debug, Clone, Default)]
 pub struct Partition {
@@ -333,6 +359,47 @@ mod tests {
         assert_eq!(row.names("node-1"), ["node-1", "node-1"]);
         assert_eq!(row.zone(), None);
         assert!(!row.ready && row.waits);
+    }
+
+    #[test]
+    fn two_hypervisors_that_stand_for_one_host_are_rivals_of_each_other() {
+        let mut fleet = Fleet::default();
+        for (host, hostname) in [("a", "a.example.com"), ("b", "b.example.com")] {
+            let service: cobalt_openstack::compute::ComputeService =
+                serde_json::from_value(json!({
+                    "id": host, "binary": "nova-compute", "host": host, "zone": "nova",
+                    "status": "enabled", "state": "up", "forced_down": false,
+                }))
+                .unwrap();
+            fleet.services.insert(host.into(), service.into());
+            let one = crate::fleet::NovaHypervisor {
+                id: host.into(),
+                hostname: hostname.into(),
+            };
+            fleet.hypervisors.insert(host.into(), vec![one]);
+        }
+        // Of two Hypervisors with a name and a label each: whether they are rivals.
+        let cases = [
+            (["a", "a"], ["b", "b"], false),
+            (["a", "a.example.com"], ["b", "b.example.com"], false),
+            // Nova does not know c: its label says who it is.
+            (["a", "a"], ["c", "a"], true),
+            (["a", "a"], ["c", "a.example.com"], true),
+            (["c", "a.example.com"], ["d", "a"], true),
+            // It is itself, and claims another's name: an error for it alone.
+            (["a", "a"], ["b", "a"], false),
+            (["a", "a"], ["b", "a.example.com"], false),
+            // Nova knows neither yet.
+            (["c", "e"], ["d", "e"], true),
+            (["c", "c"], ["d", "d"], false),
+        ];
+        for (one, other, expected) in cases {
+            for (one, other) in [(one, other), (other, one)] {
+                let found = rivals(&fleet, &one, [(other[0], other)]);
+                let wanted: &[&str] = if expected { &[other[0]] } else { &[] };
+                assert_eq!(found, wanted, "{one:?} {other:?}");
+            }
+        }
     }
 
     #[test]

@@ -197,7 +197,13 @@ impl Reconciler {
             .fleet
             .want_traits(traits.chain(&before).map(String::as_str));
         match self.write(known, &pass.status, memory).await {
-            Ok(true) => self.tell(known, &pass.status),
+            Ok(true) => {
+                self.tell(known, &pass.status);
+                // They look at each other, too.
+                for rival in &host.rivals {
+                    self.queue.add(rival.as_str().into());
+                }
+            }
             Ok(false) => {}
             Err(Refused::Conflict) => {
                 self.queue.add_after(Arc::clone(name), AFTER_CONFLICT);
@@ -310,6 +316,7 @@ impl Reconciler {
             }),
             peers: Vec::new(),
             checks: memory.checks.clone(),
+            rivals: Vec::new(),
             silence,
             marked: memory.marked.clone(),
             has_lease: self.heartbeats.knows(name),
@@ -317,6 +324,7 @@ impl Reconciler {
             failures: memory.failures.clone(),
             settings: Arc::clone(&self.settings),
         };
+        host.rivals = self.rivals(&host);
         let testing = host.hypervisor.as_ref().is_some_and(|known| {
             let status = known.object.status.as_ref();
             let all = status.map_or(&[][..], |status| status.conditions.as_slice());
@@ -333,6 +341,19 @@ impl Reconciler {
         let mut all = self.caches.evictions.with_prefix(host);
         all.retain(|one| one.spec.hypervisor == host && one.is_for_shutdown());
         all
+    }
+
+    /// Other Hypervisors that stand for the same host of Nova.
+    fn rivals(&self, host: &Host) -> Vec<String> {
+        let Ok(fleet) = &host.fleet else {
+            return Vec::new();
+        };
+        let rows = self.caches.hypervisors.all();
+        let others = rows
+            .iter()
+            .filter(|(key, _)| key.name() != host.name)
+            .map(|(key, row)| (key.name(), row.names(key.name())));
+        kept::rivals(fleet, &host.names(), others)
     }
 
     /// Whether the node agent is silent. A Lease that is late is read once more before that is
@@ -380,15 +401,20 @@ impl Reconciler {
         let api: Api<OvsNode> = Api::namespaced(self.client.clone(), namespace);
         let manager = FieldManager::Operator.as_str();
         match apply_status(&api, key.name(), manager, &content, DEADLINE).await {
-            Ok(after) => {
+            Ok(_) => {
                 let note = Note {
                     severity: Severity::Warning,
-                    reason: "AgentSilent",
+                    reason: "SwitchReportStale",
                     action: "Watch",
                     text: why.clone(),
                 };
-                self.recorder.report(&after.object_ref(&()), note);
                 memory.ovs_marked = Some(why);
+                // In the namespace of the OVSNode the operator may write no Event.
+                if let Some(known) = &host.hypervisor {
+                    let mut about = reference(&known.object);
+                    about.field_path = Some("OVSNode".to_owned());
+                    self.recorder.report(&about, note);
+                }
             }
             Err(error) => {
                 let error = chain(&error);
@@ -659,9 +685,10 @@ pub fn notes(old: &HypervisorStatus, new: &HypervisorStatus) -> Vec<(Type, Note)
         };
         let same = before.is_some_and(|before| {
             // The summary repeats what the others say; it is told when it turns.
+            let told = [Reason::NotReady, Reason::IdentityConflict].map(Reason::as_str);
             let summary = condition == Type::Ready
-                && after.reason != Reason::NotReady.as_str()
-                && before.reason != Reason::NotReady.as_str();
+                && !told.contains(&after.reason.as_str())
+                && !told.contains(&before.reason.as_str());
             before.status == after.status && (summary || before.reason == after.reason)
         });
         let Some(reason) = conditions::reason(&new.conditions, condition).filter(|_| !same) else {
@@ -679,6 +706,7 @@ pub fn notes(old: &HypervisorStatus, new: &HypervisorStatus) -> Vec<(Type, Note)
                 | Reason::TimedOut
                 | Reason::NotReady
                 | Reason::AgentSilent
+                | Reason::IdentityConflict
         );
         all.push((
             condition,
@@ -720,6 +748,7 @@ fn event_reason(condition: Type, reason: Reason, is_true: bool) -> &'static str 
         (Type::Terminating, _) => "Terminating",
         (Type::LibVirtConnection, Reason::AgentSilent) => "AgentSilent",
         (Type::Ready, Reason::Ready) => "Ready",
+        (Type::Ready, Reason::IdentityConflict) => "IdentityConflict",
         (Type::Ready, _) => "NotReady",
         _ => "Changed",
     }

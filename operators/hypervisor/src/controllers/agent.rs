@@ -12,12 +12,13 @@ use crate::pass::Pass;
 
 /// The node agent's conditions that claim a fact of this moment. Others are about something that it
 /// has done, and stay.
-const CURRENT: [Type; 5] = [
+const CURRENT: [Type; 6] = [
     Type::LibvirtdService,
     Type::OpenvswitchService,
     Type::LibVirtConnection,
     Type::SystemdConnection,
     Type::ShutdownInhibited,
+    Type::InstanceRecovery,
 ];
 
 /// All conditions of an OVSNode are facts of this moment.

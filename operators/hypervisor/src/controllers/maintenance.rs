@@ -228,8 +228,7 @@ fn in_service(pass: &mut Pass) {
 /// Whether the operator disabled a service, by the reason that Nova has. Its own condition does not
 /// count: an agent could write it, and undo what a person has decided.
 pub fn is_own(reason: &str) -> bool {
-    reason.starts_with(PREFIX)
-        || reason.starts_with(SHUTDOWN_PREFIX)
+    reason.starts_with("Hypervisor CRD: ")
         || reason.starts_with(offboarding::NODE_GONE)
         || reason == onboarding::DISABLED_REASON
 }

@@ -29,6 +29,9 @@ fn ready(pass: &Pass) -> (Status, Reason, String) {
     if matches!(pass.state(Type::Offboarded), Some((Status::True, _))) {
         return no(Reason::Offboarded, message(pass, Type::Offboarded));
     }
+    if let Some(why) = host.conflict() {
+        return no(Reason::IdentityConflict, why);
+    }
     if matches!(pass.state(Type::Terminating), Some((Status::True, _))) {
         return no(Reason::Terminating, message(pass, Type::Terminating));
     }

@@ -57,6 +57,7 @@ struct Model {
     peers: Vec<String>,
     /// The checks as the process remembers them.
     checks: Option<Vec<Check>>,
+    rivals: Vec<String>,
     silence: Option<Silence>,
     marked: Option<Silence>,
     reads: Reads,
@@ -148,6 +149,7 @@ impl Model {
             pods: false,
             peers: vec![PEER.to_owned()],
             checks: None,
+            rivals: Vec::new(),
             silence: None,
             marked: None,
             reads: Reads::default(),
@@ -193,6 +195,7 @@ impl Model {
             })),
             peers: self.peers.clone(),
             checks: self.checks.clone(),
+            rivals: self.rivals.clone(),
             silence: self.silence.clone(),
             marked: self.marked.clone(),
             has_lease: true,
@@ -1450,6 +1453,51 @@ fn a_forged_hypervisor_id_reaches_no_other_provider() {
     for action in &model.done {
         assert!(!format!("{action:?}").contains(OTHER), "{action:?}");
     }
+}
+
+#[test]
+fn nothing_is_done_for_a_host_that_two_hypervisors_stand_for() {
+    for (maintenance, servers) in [
+        (Maintenance::Unset, 0),
+        (Maintenance::Manual, 1),
+        (Maintenance::Termination, 0),
+    ] {
+        let mut model = Model::onboarded();
+        model.rivals = vec![PEER.to_owned()];
+        model
+            .servers
+            .extend((0..servers).map(|_| "vm-1".to_owned()));
+        // There would be something to do.
+        model.fleet.traits.get_mut("CUSTOM_FAST").unwrap().clear();
+        model.maintain(maintenance);
+        for _ in 0..10 {
+            model.turn(false);
+            model.now += SignedDuration::from_secs(6);
+        }
+        assert_eq!(model.done, [], "{maintenance:?}");
+        assert_eq!(
+            model.state(Type::Ready),
+            Some((Status::False, Some(Reason::IdentityConflict)))
+        );
+        // Corrected, it goes on.
+        model.rivals.clear();
+        model.maintain(Maintenance::Unset);
+        model.settle();
+        assert!(model.has_trait());
+        assert_eq!(
+            model.state(Type::Ready),
+            Some((Status::True, Some(Reason::Ready)))
+        );
+    }
+    let mut model = Model::new();
+    model.rivals = vec![PEER.to_owned()];
+    for _ in 0..10 {
+        model.turn(false);
+        model.now += SignedDuration::from_secs(6);
+    }
+    assert_eq!(model.done, [], "a new host");
+    let wait = model.hypervisor.object.status.unwrap().waiting_for.unwrap();
+    assert!(wait.message.unwrap().contains(PEER));
 }
 
 fn silence(time: &str) -> Option<Silence> {

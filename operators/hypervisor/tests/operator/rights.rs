@@ -336,6 +336,7 @@ kvm.cloud.sap/evictions:status           all         get,update,patch           
 kvm.cloud.sap/migrations                 all         get,list,watch                                  get,list,watch
 kvm.cloud.sap/migrations:status          all         -                                               -
 ovs.c5c3.io/ovsnodes                     all         get,list,watch                                  get,list,watch
+ovs.c5c3.io/ovsnodes:status              all         patch                                           patch
 
 coordination.k8s.io/leases               own         get,list,watch,create,update                    get,list,watch,create,update
 coordination.k8s.io/leases               heartbeats  get,list,watch                                  get,list,watch
