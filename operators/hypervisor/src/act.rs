@@ -44,6 +44,9 @@ pub enum ActError {
     /// It cannot be done now.
     #[error("{0}")]
     NotNow(String),
+    /// Placement refuses some traits; the others are set.
+    #[error("Placement refuses {}; the other traits are set", .0.join("; "))]
+    RefusedTraits(Vec<String>),
 }
 
 impl ActError {
@@ -56,6 +59,7 @@ impl ActError {
                 error.is_transient() || error.is_uncertain() || error.is_unauthorized()
             }
             Self::Kubernetes(_) | Self::NotNow(_) => true,
+            Self::RefusedTraits(_) => false,
         }
     }
 
@@ -64,7 +68,7 @@ impl ActError {
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::OpenStack(error) => error.retry_after(),
-            Self::Kubernetes(_) | Self::NotNow(_) => None,
+            Self::Kubernetes(_) | Self::NotNow(_) | Self::RefusedTraits(_) => None,
         }
     }
 
@@ -142,9 +146,12 @@ impl Hands {
                 add,
                 remove,
             } => {
-                let present = self.set_traits(provider, add, remove).await?;
+                let (present, refused) = self.set_traits(provider, add, remove).await?;
                 self.fleet.put_traits(provider, &present);
                 reads.traits = Some(now(present));
+                if !refused.is_empty() {
+                    return Err(ActError::RefusedTraits(refused));
+                }
             }
             Action::ReadTest { name } => {
                 reads.test = Some(now(self.read_test(name).await?));
@@ -254,28 +261,59 @@ impl Hands {
         Ok(())
     }
 
+    /// Changes the traits of a provider. One that Placement refuses does not hold up the others:
+    /// returned are those that the provider has now, and those that were refused, with the reason.
     async fn set_traits(
         &self,
         provider: &str,
         add: &BTreeSet<String>,
         remove: &BTreeSet<String>,
-    ) -> Result<BTreeSet<String>, ActError> {
+    ) -> Result<(BTreeSet<String>, Vec<String>), ActError> {
         let placement = self.openstack.placement();
         let known = placement.custom_traits().await?;
+        let mut good = add.clone();
+        let mut refused = Vec::new();
         for name in add.iter().filter(|name| name.starts_with("CUSTOM_")) {
-            if !known.contains(name) {
-                placement.create_trait(name).await?;
+            if known.contains(name) {
+                continue;
+            }
+            match placement.create_trait(name).await {
+                Ok(()) => {}
+                Err(error) if error.status() == Some(400) => {
+                    good.remove(name);
+                    refused.push(format!("{name} ({})", chain(&error)));
+                }
+                Err(error) => return Err(error.into()),
             }
         }
-        let change = |present: &BTreeSet<String>| -> BTreeSet<String> {
-            present
-                .iter()
-                .filter(|name| !remove.contains(*name))
-                .chain(add)
-                .cloned()
-                .collect()
-        };
-        Ok(placement.update_traits(provider, change).await?.traits)
+        match placement
+            .update_traits(provider, changed(&good, remove))
+            .await
+        {
+            Ok(present) => return Ok((present.traits, refused)),
+            // One of those that are not custom ones does not exist.
+            Err(error) if error.status() == Some(400) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let none = BTreeSet::new();
+        let mut present = placement
+            .update_traits(provider, changed(&none, remove))
+            .await?
+            .traits;
+        for name in good {
+            let one = BTreeSet::from([name.clone()]);
+            match placement
+                .update_traits(provider, changed(&one, &none))
+                .await
+            {
+                Ok(after) => present = after.traits,
+                Err(error) if error.status() == Some(400) => {
+                    refused.push(format!("{name} ({})", chain(&error)));
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok((present, refused))
     }
 
     async fn read_test(&self, name: &str) -> Result<Vec<TestServer>, ActError> {
@@ -493,6 +531,21 @@ impl Hands {
         };
         let server = found(compute.server(&migration.server).await)?;
         Ok(migration_is_alive(migration, server.as_ref(), host))
+    }
+}
+
+/// Some traits more and some less than those that are there.
+fn changed(
+    add: &BTreeSet<String>,
+    remove: &BTreeSet<String>,
+) -> impl Fn(&BTreeSet<String>) -> BTreeSet<String> {
+    move |present| {
+        present
+            .iter()
+            .filter(|name| !remove.contains(*name))
+            .chain(add)
+            .cloned()
+            .collect()
     }
 }
 

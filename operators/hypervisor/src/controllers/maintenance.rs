@@ -33,6 +33,9 @@ const PREFIX: &str = "Hypervisor CRD: spec.maintenance=";
 /// down. By it a new process knows that the service is to be enabled again.
 const SHUTDOWN_PREFIX: &str = "Hypervisor CRD: shutdown: ";
 
+/// How much of a reason is passed on to an Eviction. It is for people, and in many places.
+const LONGEST_REASON: usize = 512;
+
 /// Decides.
 pub fn decide(pass: &mut Pass) {
     let host = pass.host;
@@ -355,6 +358,7 @@ fn evict(pass: &mut Pass, spec: &HypervisorSpec) {
             reason.push_str(": ");
             reason.push_str(why);
         }
+        let reason = cut(reason, LONGEST_REASON);
         let create = Action::CreateEviction { reason, labels };
         let text = pass.act_saying(create, "the Eviction is being made");
         pass.status.evicted = Some(false);

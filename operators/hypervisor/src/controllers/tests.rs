@@ -299,7 +299,7 @@ impl Model {
                     .remove(host.as_str());
             }
             Action::SetTraits { add, remove, .. } => {
-                for name in add {
+                for name in add.iter().filter(|name| !name.contains("-")) {
                     self.fleet
                         .traits
                         .entry(name.clone())
@@ -802,6 +802,55 @@ fn w23_what_somebody_did_by_hand_stays() {
     model.settle();
     assert!(model.is_in("by-hand") && !model.is_in("special"));
     assert!(!model.has_trait() && model.fleet.traits["CUSTOM_THEIRS"].contains(PROVIDER));
+}
+
+#[test]
+fn a_bad_trait_does_not_hold_up_the_good_ones_and_is_named() {
+    let mut model = Model::onboarded();
+    let wanted = ["CUSTOM_FAST", "CUSTOM_NEW", "CUSTOM_not-one"];
+    model.hypervisor.object.spec.custom_traits = Some(wanted.map(str::to_owned).to_vec());
+    for name in ["CUSTOM_NEW", "CUSTOM_not-one"] {
+        model.fleet.traits.insert(name.to_owned(), [].into());
+    }
+    let turn = |model: &mut Model| {
+        model.turn(false);
+        // As the executor reports it.
+        let text = "Placement refuses CUSTOM_not-one (400); the other traits are set".to_owned();
+        let failure = Failure {
+            count: 1,
+            text,
+            retry_at: model.now + SignedDuration::from_secs(60),
+        };
+        model.failures.insert(Action::SET_TRAITS, failure);
+        model.now += SignedDuration::from_secs(1);
+    };
+    turn(&mut model);
+    turn(&mut model);
+    assert!(model.fleet.traits["CUSTOM_NEW"].contains(PROVIDER));
+    assert_eq!(
+        model.state(Type::TraitsUpdated),
+        Some((Status::False, Some(Reason::Failed)))
+    );
+    let status = model.hypervisor.object.status.clone().unwrap();
+    let said = conditions::find(&status.conditions, Type::TraitsUpdated).unwrap();
+    assert!(said.message.contains("CUSTOM_not-one"), "{}", said.message);
+    assert_eq!(
+        status.owned_traits.unwrap(),
+        ["CUSTOM_FAST", "CUSTOM_NEW"],
+        "what was set is removed again once it is not wanted"
+    );
+}
+
+#[test]
+fn a_long_reason_is_cut_before_it_is_passed_on() {
+    let mut model = Model::onboarded();
+    model.servers.insert("vm-1".to_owned());
+    model.maintain(Maintenance::Manual);
+    model.hypervisor.object.spec.maintenance_reason = Some("x".repeat(200_000));
+    model.settle();
+    let reason = model.fleet.services[HOST].disabled_reason.clone().unwrap();
+    assert_eq!(reason.len(), 255, "Nova's limit");
+    assert!(model.eviction.unwrap().spec.reason.len() <= 512);
 }
 
 #[test]

@@ -122,6 +122,17 @@ pub fn decide(pass: &mut Pass) {
     if difference == Difference::default() {
         return settled(pass, handover);
     }
+    // Those of them that are there are the operator's, also while others are refused.
+    let spec = host.spec();
+    let is_set = |name: &&String| !difference.add.contains(*name);
+    let set = spec.custom_traits().iter().filter(is_set).cloned();
+    let before = owned(&pass.status);
+    if host.failures.contains_key(Action::SET_TRAITS) {
+        let all: BTreeSet<String> = before.iter().cloned().chain(set).collect();
+        if all != before {
+            pass.status.owned_traits = Some(all.into_iter().collect());
+        }
+    }
     let failure = pass.act(Action::SetTraits {
         provider,
         add: difference.add,
