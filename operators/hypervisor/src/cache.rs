@@ -15,6 +15,10 @@ use serde_json::Value;
 use crate::eviction::engine::Heard;
 use crate::host::{Known, Settings};
 use crate::kept::Kept;
+use crate::pass::cut;
+
+/// How much of the reason of an Eviction is kept.
+const LONGEST_REASON: usize = 1024;
 
 /// A Node without what changes with every heartbeat.
 #[must_use]
@@ -127,6 +131,9 @@ pub fn eviction(mut eviction: Eviction) -> Eviction {
         all.retain(|key, _| key == annotations::DRAINED_WITH);
         (!all.is_empty()).then_some(all)
     });
+    eviction.metadata.labels = None;
+    // A node agent may write it, in any length.
+    eviction.spec.reason = cut(eviction.spec.reason, LONGEST_REASON);
     if let Some(status) = &mut eviction.status
         && status.outcome.is_some()
     {

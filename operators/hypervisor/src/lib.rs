@@ -24,5 +24,6 @@ pub mod pass;
 pub mod reconcile;
 pub mod record;
 pub mod release;
+pub mod surplus;
 pub mod sync;
 pub mod testbed;

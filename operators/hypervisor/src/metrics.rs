@@ -86,6 +86,8 @@ pub struct Metrics {
     pub eviction_move_seconds: Histogram,
     eviction_instances: Family<InstanceLabels, Counter>,
     evictions_ended: Family<PassLabels, Counter>,
+    /// Evictions that were deleted because their host had too many.
+    pub surplus_evictions: Counter,
     calls: Family<CallLabels, Counter>,
     call_seconds: Family<TimeLabels, Histogram>,
 }
@@ -102,6 +104,7 @@ impl Default for Metrics {
             eviction_move_seconds: Histogram::new(exponential_buckets(1.0, 2.0, 13)),
             eviction_instances: Family::default(),
             evictions_ended: Family::default(),
+            surplus_evictions: Counter::default(),
             calls: Family::default(),
             call_seconds: Family::new_with_constructor(|| {
                 Histogram::new(exponential_buckets(0.005, 3.0, 8))
@@ -150,6 +153,11 @@ impl Metrics {
             "evictions_ended",
             "Evictions that ended, by outcome",
             self.evictions_ended.clone(),
+        );
+        registry.register(
+            "surplus_evictions_deleted",
+            "Evictions that were deleted because the agent of their host made too many",
+            self.surplus_evictions.clone(),
         );
         registry.register(
             "openstack_requests",

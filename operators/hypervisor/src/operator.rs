@@ -46,6 +46,7 @@ use crate::objects::{
     AccessConfig, CertificateConfig, HoldPod, Kind, LifecycleConfig, ObjectsConfig,
 };
 use crate::reconcile::{Caches, Reconciler};
+use crate::surplus::{Counts, Surplus};
 use crate::testbed::{self, TestConfig};
 use crate::{cache, eviction, objects};
 
@@ -105,7 +106,7 @@ pub async fn run(config: Config, client: Client, cancel: CancellationToken) -> a
         tasks: &mut tasks,
         cancel: cancel.clone(),
     };
-    let (caches, evicting) = watches.caches(&settings);
+    let (caches, evicting, crowded) = watches.caches(&settings);
     let heartbeats = Heartbeats::default();
     watches.heartbeats(&heartbeats);
     let node_objects = watches.node_objects(objects_config(&config));
@@ -141,6 +142,13 @@ pub async fn run(config: Config, client: Client, cancel: CancellationToken) -> a
         agent_namespaces: config.agent_namespaces.clone().into(),
         evicting: evicting.clone(),
     };
+    let surplus = Arc::new(Surplus {
+        client: client.clone(),
+        evictions: caches.evictions.clone(),
+        hypervisors: caches.hypervisors.clone(),
+        recorder: recorder.clone(),
+        metrics: metrics.clone(),
+    });
     let reconciler = Arc::new(Reconciler {
         client: client.clone(),
         caches: caches.clone(),
@@ -279,11 +287,16 @@ pub async fn run(config: Config, client: Client, cancel: CancellationToken) -> a
             async move { reconciler.turn(name).await }
         });
         let pulse = watched.pulse("evictions", BUSY);
-        let evictions = work(evicting, workers, pulse, stop, move |name| {
+        let evictions = work(evicting, workers, pulse, stop.clone(), move |name| {
             let engine = Arc::clone(&engine);
             async move { engine.turn(name).await }
         });
-        tokio::join!(hosts, evictions);
+        let pulse = watched.pulse("surplus", BUSY);
+        let surplus = work(crowded, 1, pulse, stop, move |name| {
+            let surplus = Arc::clone(&surplus);
+            async move { surplus.turn(name).await }
+        });
+        tokio::join!(hosts, evictions, surplus);
     });
     let ended = tokio::select! {
         ended = tasks.run(cancel, GRACE) => ended.map_err(anyhow::Error::msg),
@@ -438,8 +451,8 @@ struct Watches<'a> {
 }
 
 impl Watches<'_> {
-    /// The caches, and where hosts with Evictions wait for their turn.
-    fn caches(&mut self, settings: &Arc<Settings>) -> (Caches, Queue<Arc<str>>) {
+    /// The caches, where hosts with Evictions wait for their turn, and where those with too many.
+    fn caches(&mut self, settings: &Arc<Settings>) -> (Caches, Queue<Arc<str>>, Queue<Arc<str>>) {
         let mut nodes = labels::VIRT_DRIVER.to_owned();
         if !self.selector.is_empty() {
             nodes = format!("{nodes},{}", self.selector);
@@ -462,22 +475,8 @@ impl Watches<'_> {
             |hypervisor| Row::new(&cache::hypervisor(hypervisor)),
             |key, _| Some(key.name().into()),
         );
-        let evicting: Queue<Arc<str>> = Queue::new();
-        let woken = evicting.clone();
-        let hosts = self.queue.clone();
-        let evictions = self.start::<Eviction, _>(
-            "evictions",
-            Presence::Required,
-            Api::all(self.client.clone()),
-            "",
-            cache::eviction,
-            move |key, eviction| {
-                let host: Arc<str> = eviction.spec.hypervisor.as_str().into();
-                woken.add(Arc::clone(&host));
-                hosts.add(host);
-                Some(key.name().into())
-            },
-        );
+        let (evicting, crowded) = (Queue::new(), Queue::new());
+        let evictions = self.evictions(evicting.clone(), crowded.clone());
         if !selector.is_empty() {
             self.partition = Partition::chosen(&nodes, &hypervisors);
         }
@@ -502,7 +501,49 @@ impl Watches<'_> {
             evictions,
             ovs,
         };
-        (caches, evicting)
+        (caches, evicting, crowded)
+    }
+
+    /// Hosts with Evictions get a turn, and those with too many of them.
+    fn evictions(
+        &mut self,
+        evicting: Queue<Arc<str>>,
+        crowded: Queue<Arc<str>>,
+    ) -> Store<Eviction> {
+        let how = Reflection {
+            name: "evictions",
+            presence: Presence::Required,
+            health: self.health.clone(),
+        };
+        let queue = self.queue.clone();
+        let mut counts = Counts::default();
+        let tell = move |key: &ObjectKey, change: Change<'_, Eviction>| {
+            let eviction = match &change {
+                Change::Applied { now, .. } => now,
+                Change::Deleted { before } => before,
+            };
+            let host = eviction.spec.hypervisor.as_str();
+            match &change {
+                Change::Applied { before: None, .. } => {
+                    if counts.add(host) {
+                        crowded.add(host.into());
+                    }
+                }
+                Change::Applied { .. } => {}
+                Change::Deleted { .. } => counts.remove(host),
+            }
+            let host: Arc<str> = host.into();
+            evicting.add(Arc::clone(&host));
+            // The host's own turn looks at its Evictions because of a shutdown, whatever their names.
+            queue.add(host);
+            queue.add(key.name().into());
+        };
+        let api: Api<DeserializeGuard<Eviction>> = Api::all(self.client.clone());
+        let selection = watcher::Config::default();
+        let trim = cache::eviction;
+        let (store, watching) = reflect(api, selection, how, trim, tell, self.cancel.clone());
+        self.tasks.spawn("evictions-watch", watching);
+        store
     }
 
     /// Heartbeats wake nobody: only one that was late does.
