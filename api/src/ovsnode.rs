@@ -1,7 +1,8 @@
 //! OVSNode, `ovs.c5c3.io/v1alpha1`.
 //!
-//! Writer: the OVS agent of the node, and nobody else. Counters that change all the time are in the
-//! agent's metrics; what is here is written when it means something else than before.
+//! Writer: the OVS agent of the node. When its host is dead, the operator sets its conditions to
+//! Unknown, and the agent takes them back. Counters that change all the time are in the agent's
+//! metrics; what is here is written when it means something else than before.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::CustomResource;
