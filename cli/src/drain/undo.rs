@@ -179,7 +179,9 @@ pub async fn run(
     if wait {
         for (node, host) in nodes.iter().zip(&mut hosts) {
             let is_back = follow(cluster, node, format).await?;
-            host["inService"] = json!(is_back);
+            if let Some(fields) = host.as_object_mut() {
+                fields.insert("inService".to_owned(), json!(is_back));
+            }
             good &= is_back;
         }
     }
