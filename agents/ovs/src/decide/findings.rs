@@ -119,6 +119,11 @@ kinds! {
     PortNotInstalled, Warning,
         "Look at the binding in the southbound database (ovn-sbctl find Port_Binding) and at \
          ovn-controller.log.";
+    /// A device has another MTU than it should.
+    MtuMismatch, Warning,
+        "Packets that are larger than the smaller of the two are lost without a word. Find out who \
+         changed the device and set it back (ip link set DEVICE mtu N); if the network has got a new \
+         MTU in Neutron, reboot the instance hard, which makes its device anew.";
     /// A port is bound elsewhere, too: an instance that moves, or one that was left behind.
     PortBoundElsewhere, Info,
         "Expected while the instance migrates. If none does, remove the port here.";
@@ -387,7 +392,30 @@ fn interfaces(snapshot: &Snapshot, switch: &Switch, settings: &Settings, found: 
                 ),
             };
             found.push(finding(kind, name, format!("{what}: {why}")).after(settings.port_grace));
+        } else if let Some((mtu, wanted)) = wrong_mtu(interface, ovn) {
+            let message = format!("{what} has the MTU {mtu}, and should have {wanted}");
+            found.push(finding(Kind::MtuMismatch, name, message).after(settings.port_grace));
         }
+    }
+}
+
+/// The MTU of a device and the one that it should have, if they differ. Neutron knows that of an
+/// instance's port; else it is what ovs-vswitchd was asked for. Where neither says anything, any MTU
+/// is right. What the database says of an internal device may be old: it may be in another network
+/// namespace.
+fn wrong_mtu(interface: &Interface, ovn: Option<&Southbound>) -> Option<(i64, String)> {
+    let mtu = interface.mtu.filter(|mtu| *mtu > 0)?;
+    let id = interface.iface_id.as_ref();
+    let id = id.filter(|_| interface.kind != "internal");
+    let of_network = ovn.zip(id).and_then(|(ovn, id)| ovn.mtus.get(id));
+    match (of_network, interface.mtu_request) {
+        (Some(wanted), _) if *wanted != mtu => {
+            Some((mtu, format!("{wanted}, which its network has in Neutron")))
+        }
+        (None, Some(wanted)) if wanted != mtu => {
+            Some((mtu, format!("{wanted}, which mtu_request asks for")))
+        }
+        _ => None,
     }
 }
 
@@ -620,6 +648,44 @@ mod tests {
                 .insert(name, port);
         });
         only(&uplink, Kind::LinkDown, "eno9");
+    }
+
+    #[test]
+    fn a_tap_with_another_mtu_than_its_network_is_found() {
+        let names = ["br-int", "tap1", "tap1"];
+        let wrong = with_interface(healthy(), names, |tap| tap.mtu = Some(1300));
+        only(&wrong, Kind::MtuMismatch, "tap1");
+        let text = findings(&wrong, &seconds()).remove(0);
+        assert!(
+            text.message.contains("MTU 1300, and should have 1442"),
+            "{text:?}"
+        );
+        assert_eq!(text.grace, seconds().port_grace);
+        // Neutron has changed it, and the device follows later.
+        let changed = with_southbound(healthy(), |southbound| {
+            southbound.mtus.insert("vm1".into(), 8942);
+        });
+        only(&changed, Kind::MtuMismatch, "tap1");
+        // Nobody says what is right.
+        let unknown = with_southbound(wrong.clone(), |southbound| southbound.mtus.clear());
+        assert_eq!(kinds(&unknown), []);
+        let away = with_southbound(wrong.clone(), |southbound| southbound.link = down("x"));
+        only(&away, Kind::SouthboundUnreachable, "tcp:10.0.0.1:6642");
+        // It is in another network namespace.
+        let internal = with_interface(wrong, names, |tap| tap.kind = "internal".into());
+        assert_eq!(kinds(&internal), []);
+        let unread = with_interface(healthy(), names, |tap| tap.mtu = None);
+        assert_eq!(kinds(&unread), []);
+
+        // What ovs-vswitchd was asked for and could not do.
+        let card = |request| {
+            with_interface(healthy(), ["br-provider", "bond0", "eno1"], |card| {
+                card.mtu = Some(1500);
+                card.mtu_request = Some(request);
+            })
+        };
+        only(&card(9000), Kind::MtuMismatch, "eno1");
+        assert_eq!(kinds(&card(1500)), []);
     }
 
     #[test]

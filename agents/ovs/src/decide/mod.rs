@@ -88,6 +88,7 @@ pub mod tests {
             ifindex: Some(ofport + 10),
             admin_up: Some(true),
             link_up: Some(true),
+            mtu: Some(1442),
             driver: Some("tun".into()),
             iface_id: Some(iface_id.into()),
             ovn_installed: true,
@@ -146,6 +147,7 @@ pub mod tests {
             chassis: true,
             chassis_nb_cfg: Some(7),
             bindings: [("vm1".into(), Place::Here)].into(),
+            mtus: [("vm1".into(), 1442)].into(),
             strangers: BTreeMap::new(),
         };
         Snapshot {

@@ -86,6 +86,8 @@ cobalt_ovs::ovsdb_table! {
         link_speed: Option<i64>,
         /// The largest packet.
         mtu: Option<i64>,
+        /// The largest packet that somebody asked for.
+        mtu_request: Option<i64>,
         /// Its address.
         mac_in_use: Option<String>,
         /// Whether the partner of a bond member is heard.

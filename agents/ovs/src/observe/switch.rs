@@ -118,6 +118,8 @@ pub struct Interface {
     pub link_speed: Option<i64>,
     /// The largest packet.
     pub mtu: Option<i64>,
+    /// The largest packet that somebody asked ovs-vswitchd for.
+    pub mtu_request: Option<i64>,
     /// Its address.
     pub mac: Option<String>,
     /// Whether the partner of a bond member is heard.
@@ -146,6 +148,7 @@ impl Interface {
             link_resets: row.link_resets,
             link_speed: row.link_speed,
             mtu: row.mtu,
+            mtu_request: row.mtu_request,
             mac: row.mac_in_use.clone(),
             lacp_current: row.lacp_current,
             driver: row.status.get("driver_name").cloned(),

@@ -77,6 +77,36 @@ pub async fn interfaces(site: &Site) {
         "ovs-vsctl del-port gone",
     )
     .await;
+    // A tap of an instance, as Nova plugs it, in a network whose MTU Neutron tells OVN.
+    site.lab
+        .northbound(
+            "--may-exist lsp-add ls vm-mtu -- \
+             set Logical_Switch_Port vm-mtu 'external_ids:\"neutron:mtu\"=1442'",
+        )
+        .await;
+    site.sh("ip tuntap add tapmtu mode tap
+         ip link set tapmtu mtu 1442 up
+         ovs-vsctl add-port br-int tapmtu -- set Interface tapmtu external_ids:iface-id=vm-mtu
+         ovs-vsctl --timeout=60 wait-until Interface tapmtu external_ids:ovn-installed=true")
+        .await;
+    site.shown.well().await;
+    site.provoke(
+        "MtuMismatch",
+        "tapmtu",
+        "ip link set tapmtu mtu 1300",
+        "ip link set tapmtu mtu 1442",
+    )
+    .await;
+    // The network gets another MTU while the tap has the wrong one: that is followed.
+    site.sh("ip link set tapmtu mtu 1400").await;
+    site.shown.issue("MtuMismatch", "tapmtu").await;
+    site.lab
+        .northbound("set Logical_Switch_Port vm-mtu 'external_ids:\"neutron:mtu\"=1400'")
+        .await;
+    site.shown.well().await;
+    site.sh("ovs-vsctl del-port tapmtu; ip link delete tapmtu")
+        .await;
+    site.lab.northbound("lsp-del vm-mtu").await;
     site.provoke(
         "ControllerDisconnected",
         "br-ex/tcp:127.0.0.1:9",
