@@ -13,8 +13,9 @@ use cobalt_runtime::{
 };
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::{Api, Client, Resource, ResourceExt};
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -39,6 +40,9 @@ const FIRST: Duration = Duration::from_secs(3);
 const DEADLINE: Duration = Duration::from_secs(15);
 /// How long counters are waited for; a database that hangs must not hold up the report of it.
 const COUNTERS: Duration = Duration::from_secs(3);
+/// How often the Node is looked for that an OVSNode without an owner belongs to. The agent may get
+/// Nodes and not watch them.
+const LOOK_FOR_OWNER: Duration = Duration::from_secs(10);
 const BURST: u32 = 10;
 const EVERY: Duration = Duration::from_millis(500);
 /// Longer than any wait below, and the pulse beats at each turn.
@@ -202,6 +206,10 @@ struct Writer {
     counters: Option<cobalt_api::ovsnode::Metrics>,
     /// When counters are written again.
     due: Instant,
+    /// The OVSNode, as it was seen last, goes with its Node.
+    owned: bool,
+    /// When the owner of an OVSNode that has none is looked for.
+    owner_due: Instant,
     sent: Option<Sent>,
 }
 
@@ -215,6 +223,8 @@ impl Writer {
             told: None,
             counters: None,
             due: Instant::now(),
+            owned: false,
+            owner_due: Instant::now(),
             sent: None,
         }
     }
@@ -225,16 +235,21 @@ impl Writer {
         let missing = match &observed {
             Observed::Unknown(reason) => Some(reason.clone()),
             Observed::Invalid(reason) => Some(format!("\"{}\": {reason}", self.config.node)),
-            Observed::Absent | Observed::Present(_) => None,
+            Observed::Present(_) => None,
+            // What is missing then, it says itself.
+            Observed::Absent => return self.create().await,
         };
         self.config.health.set_missing("ovsnode", missing);
-        let node = match &observed {
-            Observed::Present(node) => node,
-            Observed::Absent => return self.create().await,
-            Observed::Unknown(_) | Observed::Invalid(_) => {
-                return Turn::Done { look_again: TURN };
-            }
+        let Some(node) = observed.object() else {
+            return Turn::Done { look_again: TURN };
         };
+        self.owned = has_owner(node);
+        if !self.owned
+            && Instant::now() >= self.owner_due
+            && let Some(turn) = self.adopt(node).await
+        {
+            return turn;
+        }
         // Until the watch shows our last write, the answer to it is the newest there is.
         let node = match &self.sent {
             Some(sent) if sent.before == node.resource_version() => Arc::clone(&sent.after),
@@ -258,12 +273,11 @@ impl Writer {
         let next = judgement.next.unwrap_or(TURN);
         let wanted = status::wanted(&snapshot, judgement.issues, &node, Timestamp::now());
         self.tell(&node, &wanted.issues);
-        let until_due = |due: Instant| due.saturating_duration_since(Instant::now());
         if status::is_written(&wanted, &node, refresh) || self.repeats(&wanted, &node) {
             if refresh {
                 self.due = Instant::now() + settings.refresh_interval;
             }
-            let look_again = next.min(until_due(self.due));
+            let look_again = self.look_again(next);
             return Turn::Done { look_again };
         }
         let wait = self.pace.wait(Instant::now());
@@ -288,12 +302,23 @@ impl Writer {
                     before,
                     after,
                 });
-                let look_again = next.min(until_due(self.due));
+                let look_again = self.look_again(next);
                 Turn::Done { look_again }
             }
             // It was deleted meanwhile: the watch tells, too.
             Err(ApplyError::NotFound { .. }) => Turn::Failed,
             Err(error) => self.failed(&error, "failed to write the status; it is tried again"),
+        }
+    }
+
+    /// When there is something to do although nothing happens.
+    fn look_again(&self, next: Duration) -> Duration {
+        let until = |due: Instant| due.saturating_duration_since(Instant::now());
+        let next = next.min(until(self.due));
+        if self.owned {
+            next
+        } else {
+            next.min(until(self.owner_due))
         }
     }
 
@@ -342,32 +367,40 @@ impl Writer {
         apply_status(&self.api, &name, manager, &patch, DEADLINE).await
     }
 
+    /// The Node as an owner. None: there is no such Node.
+    async fn owner(&self) -> Result<Option<OwnerReference>, String> {
+        let nodes: Api<Node> = Api::all(self.config.client.clone());
+        let node = within(DEADLINE, nodes.get_opt(&self.config.node)).await?;
+        Ok(node.and_then(|node| node.owner_ref(&())))
+    }
+
     /// Makes the OVSNode. It goes with its Node, if there is one.
     async fn create(&mut self) -> Turn {
-        let name = self.config.node.as_ref();
-        let nodes: Api<Node> = Api::all(self.config.client.clone());
-        let owner = match within(DEADLINE, nodes.get_opt(name)).await {
-            Ok(node) => node.and_then(|node| node.owner_ref(&())),
-            Err(error) => {
-                tracing::debug!(error, "the Node cannot be read; the OVSNode has no owner");
-                None
-            }
-        };
-        let mut content = json!({
-            "apiVersion": OvsNode::api_version(&()),
-            "kind": OvsNode::kind(&()),
-            "metadata": { "name": name, "namespace": self.config.namespace.as_ref() },
-            "spec": { "nodeRef": { "name": name } },
-        });
-        if let Some(owner) = owner
-            && let Some(metadata) = content.get_mut("metadata").and_then(|m| m.as_object_mut())
-        {
-            metadata.insert("ownerReferences".to_owned(), json!([owner]));
+        let owner = self.owner().await;
+        if self.owned && matches!(owner, Ok(None)) {
+            // It was deleted with its Node. Made now, it would have no owner and stay for ever.
+            let why = format!(
+                "the Node \"{}\" is gone, and its OVSNode with it; it is made again when the Node is \
+                 back",
+                self.config.node
+            );
+            self.config.health.set_missing("ovsnode", Some(why));
+            return Turn::Failed;
         }
+        let owner = owner.unwrap_or_else(|error| {
+            tracing::debug!(
+                error,
+                "failed to read the Node; its OVSNode gets its owner later"
+            );
+            None
+        });
+        let content = content(&self.config, owner, None);
+        let name = self.config.node.as_ref();
         let manager = FieldManager::OvsAgent.as_str();
         match apply(&self.api, name, manager, &content, DEADLINE).await {
             Ok(_) => {
                 tracing::info!(name, "the OVSNode is made");
+                self.config.health.set_missing("ovsnode", None);
                 // The watch shows it next; that is a change.
                 Turn::Done { look_again: TURN }
             }
@@ -377,6 +410,28 @@ impl Writer {
                 self.failed(&error, "failed to make the OVSNode; it is tried again")
             }
         }
+    }
+
+    /// Lets an OVSNode go with its Node that was made while there was none. None: there is still
+    /// none, and the turn goes on.
+    async fn adopt(&mut self, node: &OvsNode) -> Option<Turn> {
+        self.owner_due = Instant::now() + LOOK_FOR_OWNER;
+        let owner = self.owner().await.ok()??;
+        let content = content(&self.config, Some(owner), node.uid());
+        let name = self.config.node.as_ref();
+        let manager = FieldManager::OvsAgent.as_str();
+        Some(
+            match apply(&self.api, name, manager, &content, DEADLINE).await {
+                Ok(_) => {
+                    tracing::info!(name, "the OVSNode goes with its Node from now on");
+                    Turn::Done { look_again: TURN }
+                }
+                Err(error) => self.failed(
+                    &error,
+                    "failed to give the OVSNode its owner; it is tried again",
+                ),
+            },
+        )
     }
 
     /// Tells of issues that came and went.
@@ -416,6 +471,29 @@ impl Writer {
             self.config.recorder.report(&about, note);
         }
     }
+}
+
+/// Whether an OVSNode goes with its Node.
+fn has_owner(node: &OvsNode) -> bool {
+    let owners = node.owner_references().iter();
+    let mut owners = owners.filter(|owner| owner.kind == Node::kind(&()));
+    owners.any(|owner| owner.name == node.name_any())
+}
+
+/// An OVSNode without its status. With a uid it is that object and no other.
+fn content(config: &ReportConfig, owner: Option<OwnerReference>, uid: Option<String>) -> Value {
+    let name = config.node.as_ref();
+    let mut metadata = json!({ "name": name, "namespace": config.namespace.as_ref() });
+    if let Some(metadata) = metadata.as_object_mut() {
+        metadata.extend(owner.map(|owner| ("ownerReferences".to_owned(), json!([owner]))));
+        metadata.extend(uid.map(|uid| ("uid".to_owned(), json!(uid))));
+    }
+    json!({
+        "apiVersion": OvsNode::api_version(&()),
+        "kind": OvsNode::kind(&()),
+        "metadata": metadata,
+        "spec": { "nodeRef": { "name": name } },
+    })
 }
 
 fn by_name(issues: &[Issue]) -> BTreeMap<(String, String), Issue> {

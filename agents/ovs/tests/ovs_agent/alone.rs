@@ -4,10 +4,13 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use cobalt_api::conditions::{OvsNodeCondition, find};
+use cobalt_api::names::FieldManager;
+use cobalt_api::ovsnode::OvsNode;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::events::v1::Event;
-use kube::api::{DeleteParams, ListParams, PostParams};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt};
+use serde_json::json;
 
 use crate::support::{Agent, NAMESPACE, PATIENCE, Shown, is, server, unique};
 
@@ -77,11 +80,33 @@ async fn without_a_switch_it_says_so_and_keeps_its_object() {
         .await
         .unwrap();
     let uid = object.uid();
-    shown
+    let object = shown
         .until("made again", |node| {
             node.uid() != uid && is(node, OvsNodeCondition::OvsdbConnected, "False")
         })
         .await;
+    assert_eq!(object.owner_references()[0].uid, node.uid().unwrap());
+
+    // The Node goes, and takes its OVSNode along; nobody would ever remove another one.
+    let params = DeleteParams::default();
+    nodes.delete(&shown.name, &params).await.unwrap();
+    shown.api.delete(&shown.name, &params).await.unwrap();
+    agent
+        .answers("/readyz", |code, body| {
+            code == 503 && body.contains("ovsnode: the Node") && body.contains("is gone")
+        })
+        .await;
+    assert!(shown.api.get_opt(&shown.name).await.unwrap().is_none());
+    // It comes back as another one.
+    let mut again = Node::default();
+    again.metadata.name = Some(shown.name.clone());
+    let again = nodes.create(&PostParams::default(), &again).await.unwrap();
+    let object = shown
+        .until("made again with its Node", |node| {
+            is(node, OvsNodeCondition::OvsdbConnected, "False")
+        })
+        .await;
+    assert_eq!(object.owner_references()[0].uid, again.uid().unwrap());
     // Its end is no news.
     let before = shown.api.get(&shown.name).await.unwrap();
     agent.end().await;
@@ -185,5 +210,75 @@ async fn an_api_server_that_comes_and_goes_finds_it_reporting() {
             node.uid() != first.uid() && is(node, OvsNodeCondition::Ready, "False")
         })
         .await;
+    agent.end().await;
+}
+
+/// Says of every condition what an operator says of an agent that it has not heard of for long.
+async fn marks_stale(shown: &Shown) {
+    let condition = |condition: &OvsNodeCondition| {
+        json!({
+            "type": condition.as_str(), "status": "Unknown", "reason": "Stale",
+            "message": "nobody has heard of the agent",
+            "lastTransitionTime": "2026-01-01T00:00:00Z",
+        })
+    };
+    let all: Vec<_> = OvsNodeCondition::ALL.iter().map(condition).collect();
+    let patch = json!({
+        "apiVersion": "ovs.c5c3.io/v1alpha1", "kind": "OVSNode", "status": { "conditions": all },
+    });
+    let params = PatchParams::apply(FieldManager::Operator.as_str()).force();
+    let patch = Patch::Apply(&patch);
+    let patched = shown.api.patch_status(&shown.name, &params, &patch).await;
+    assert!(is(&patched.unwrap(), OvsNodeCondition::Ready, "Unknown"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_that_comes_back_takes_back_what_was_said_of_it_and_finds_its_owner() {
+    let (server, client) = server().await;
+    let shown = Shown::new(&client, unique("stale"));
+    let nowhere = tempfile::tempdir().unwrap();
+    let rundir = nowhere.path().display();
+    let flags = [
+        format!("--ovs-rundir={rundir}"),
+        format!("--ovn-rundir={rundir}"),
+    ];
+    let start = || Agent::start(&server.kubeconfig, &shown.name, &flags);
+    let own = |node: &OvsNode| {
+        let all = [OvsNodeCondition::Ready, OvsNodeCondition::OvsdbConnected];
+        let status = node.status.as_ref();
+        all.iter().all(|condition| {
+            let found = status.and_then(|status| find(&status.conditions, *condition));
+            found.is_some_and(|found| found.status == "False" && found.message.contains("db.sock"))
+        })
+    };
+    let mut agent = start();
+    let object = shown.until("reported", own).await;
+    // There is no Node yet that it could go with.
+    assert!(object.owner_references().is_empty());
+    let mut node = Node::default();
+    node.metadata.name = Some(shown.name.clone());
+    let nodes: Api<Node> = Api::all(client.clone());
+    let node = nodes.create(&PostParams::default(), &node).await.unwrap();
+    let uid = node.uid().unwrap();
+    shown
+        .until("owned", |object| {
+            let owners = object.owner_references();
+            object.uid().is_some() && owners.iter().any(|owner| owner.uid == uid)
+        })
+        .await;
+
+    // Somebody thought wrongly that it is gone.
+    marks_stale(&shown).await;
+    shown.until("taken back", own).await;
+    // It was silent, and wakes up.
+    agent.signal(rustix::process::Signal::STOP);
+    marks_stale(&shown).await;
+    agent.signal(rustix::process::Signal::CONT);
+    shown.until("taken back by one that was stopped", own).await;
+    // The host was without power.
+    agent.kill().await;
+    marks_stale(&shown).await;
+    let mut agent = start();
+    shown.until("taken back by the next one", own).await;
     agent.end().await;
 }

@@ -223,11 +223,15 @@ impl Agent {
         std::fs::write(self.settings.join(name), value).unwrap();
     }
 
-    /// SIGTERM, and its end in order.
-    pub async fn end(&mut self) {
+    pub fn signal(&self, signal: rustix::process::Signal) {
         let pid = self.child.id().expect("the agent runs").cast_signed();
         let pid = rustix::process::Pid::from_raw(pid).unwrap();
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        rustix::process::kill_process(pid, signal).unwrap();
+    }
+
+    /// SIGTERM, and its end in order.
+    pub async fn end(&mut self) {
+        self.signal(rustix::process::Signal::TERM);
         let status = tokio::time::timeout(PATIENCE, self.child.wait()).await;
         let status = status.expect("the agent does not end").unwrap();
         assert!(status.success(), "{status}\n{}", self.log());
