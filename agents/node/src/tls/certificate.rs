@@ -33,8 +33,9 @@ fn name(node: &str) -> String {
     format!("libvirt-{node}")
 }
 
-/// What is asked for. Pure.
-fn wanted(
+/// What is asked for. Pure. The admission policy of the chart lets an agent ask for nothing else.
+#[must_use]
+pub fn wanted(
     hypervisor: &Hypervisor,
     node: &str,
     namespace: &str,

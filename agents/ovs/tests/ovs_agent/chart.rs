@@ -314,24 +314,34 @@ async fn the_alerts_fire_when_they_should_and_only_then() {
     }
 }
 
-/// Each line: the kind, the verb, and what comes of it for node A's agent: with the chart's rights on
-/// its own node's object, on node B's object; then, where RBAC were as wide as it can be, again on
-/// both. `yes`, `rbac` (RBAC refuses), or the rule of the policy that refuses.
-const RIGHTS: &str = "
-ovsnodes  get         yes   yes          yes          yes
-ovsnodes  list        yes   yes          yes          yes
-ovsnodes  create      yes   own-ovsnode  yes          own-ovsnode
-ovsnodes  apply       yes   own-ovsnode  yes          own-ovsnode
-ovsnodes  alias       own-ovsnode own-ovsnode own-ovsnode own-ovsnode
-ovsnodes  status      yes   own-ovsnode  yes          own-ovsnode
-ovsnodes  delete      rbac  rbac         own-ovsnode  own-ovsnode
-events    create      yes   own-event    yes          own-event
-events    delete      rbac  rbac         yes          own-event
-nodes     get         yes   yes          yes          yes
-nodes     apply       rbac  rbac         yes          yes
-pods      list        rbac  rbac         yes          yes
-secrets   list        rbac  rbac         yes          yes
-";
+/// The rows of a table of docs/threat-model.md, without its head: what is tried, and what comes of it.
+fn page_table(name: &str) -> Vec<Vec<String>> {
+    let page = std::fs::read_to_string(repository("docs/threat-model.md")).unwrap();
+    let marker = format!("<!-- table: {name} -->\n");
+    let (_, after) = page
+        .split_once(&marker)
+        .unwrap_or_else(|| panic!("no {marker}"));
+    let lines = after.lines().skip_while(|line| line.is_empty());
+    let rows = lines.take_while(|line| line.starts_with('|')).skip(2);
+    let cells = |line: &str| -> Vec<String> {
+        let cells = line.trim_matches('|').split('|');
+        cells
+            .map(|cell| cell.trim().trim_matches('`').to_owned())
+            .collect()
+    };
+    let rows: Vec<_> = rows.map(cells).collect();
+    assert!(rows.len() > 10, "{name} has {} rows", rows.len());
+    rows
+}
+
+/// Sets the field at a JSON pointer, and makes what is missing on the way.
+fn set(object: &mut Value, pointer: &str, value: Value) {
+    let mut place = object;
+    for name in pointer.split('/').skip(1) {
+        place = &mut place[name];
+    }
+    *place = value;
+}
 
 struct Fleet {
     server: &'static ApiServer,
@@ -441,9 +451,10 @@ impl Fleet {
             }
             "events" => {
                 object = json!({
-                    "metadata": { "name": node, "namespace": self.namespace },
+                    "metadata": { "name": format!("{node}.1"), "namespace": self.namespace },
                     "eventTime": "2026-01-01T00:00:00.000000Z", "type": "Normal", "reason": "Test",
-                    "action": "Test", "reportingController": "test", "reportingInstance": node,
+                    "action": "Test", "reportingController": "cobalt-ovs-agent",
+                    "reportingInstance": node,
                     "regarding": {
                         "apiVersion": "ovs.c5c3.io/v1alpha1", "kind": "OVSNode", "name": node,
                         "namespace": self.namespace,
@@ -483,10 +494,7 @@ impl Fleet {
             "get" => outcome(api.get(node).await),
             "list" => outcome(api.list(&ListParams::default()).await),
             "create" => outcome(api.create(&post, &object).await),
-            "apply" => {
-                object.metadata.labels = Some([("test".into(), "yes".into())].into());
-                outcome(api.patch(node, &apply, &Patch::Apply(&object)).await)
-            }
+            "apply" => outcome(api.patch(node, &apply, &Patch::Apply(&object)).await),
             // Another name, for the same node.
             "alias" => {
                 let name = format!("{node}-alias");
@@ -507,7 +515,7 @@ impl Fleet {
                     dry_run,
                     ..DeleteParams::default()
                 };
-                outcome(api.delete(node, &delete).await)
+                outcome(api.delete(&object.name_any(), &delete).await)
             }
             other => panic!("no verb {other}"),
         }
@@ -583,13 +591,52 @@ impl Fleet {
 
     async fn check(&self, client: &Client, columns: [usize; 2]) {
         let mut wrong = Vec::new();
-        for line in RIGHTS.lines().filter(|line| !line.is_empty()) {
-            let words: Vec<&str> = line.split_whitespace().collect();
+        for row in page_table("ovs-agent") {
             for (node, column) in self.nodes.iter().zip(columns) {
-                let seen = self.attempt(client, words[0], words[1], node).await;
-                if seen != words[column] {
-                    wrong.push(format!("{} {} of {node}: {seen}", words[1], words[0]));
+                let seen = self.attempt(client, &row[0], &row[1], node).await;
+                if seen != row[column] {
+                    wrong.push(format!("{} {} of {node}: {seen}", row[1], row[0]));
                 }
+            }
+        }
+        assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    }
+
+    /// Tries to write one field of A's objects, row by row; nothing is kept.
+    async fn check_fields(&self, client: &Client) {
+        let [a, b] = &self.nodes;
+        let mut wrong = Vec::new();
+        for row in page_table("ovs-agent-fields") {
+            let [kind, verb, field, text, wanted] = row.as_slice() else {
+                panic!("{row:?}");
+            };
+            let value = text.replace("NODE", a).replace("OTHER", b);
+            let value: Value = serde_json::from_str(&value).unwrap();
+            let api = self.api(client, kind);
+            let object = self.object(kind, a);
+            let seen = if verb == "create" {
+                let mut object = serde_json::to_value(object).unwrap();
+                set(&mut object, field, value);
+                let object = serde_json::from_value(object).unwrap();
+                let params = PostParams {
+                    dry_run: true,
+                    ..PostParams::default()
+                };
+                outcome(api.create(&params, &object).await)
+            } else {
+                let mut content = json!({});
+                set(&mut content, field, value);
+                let params = PatchParams {
+                    dry_run: true,
+                    ..PatchParams::default()
+                };
+                let patch = Patch::Merge(content);
+                outcome(api.patch(&object.name_any(), &params, &patch).await)
+            };
+            if seen != *wanted {
+                wrong.push(format!(
+                    "{verb} {kind} {field} {text}: {seen}, not {wanted}"
+                ));
             }
         }
         assert!(wrong.is_empty(), "{}", wrong.join("\n"));
@@ -629,6 +676,7 @@ async fn an_agents_token_reaches_its_own_nodes_objects_only() {
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     fleet.check(&agent, [2, 3]).await;
+    fleet.check_fields(&agent).await;
     fleet.check_diagnostics();
     let nobody = fleet.client_with(None).await;
     for (kind, verb) in [

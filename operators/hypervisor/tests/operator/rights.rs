@@ -3,7 +3,11 @@
 
 use std::time::{Duration, Instant};
 
+use cobalt_api::hypervisor::{Hypervisor, HypervisorSpec};
 use cobalt_api::names::{labels, leases, taints};
+use cobalt_hypervisor_operator::objects::{
+    AccessConfig, CertificateConfig, Kind, LifecycleConfig, ObjectsConfig, wanted,
+};
 use cobalt_lab::testing::{ApiServer, api_server, install_definitions};
 use k8s_openapi::api::authorization::v1::{
     ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
@@ -16,7 +20,7 @@ use kube::core::GroupVersionKind;
 use kube::{Api, Client};
 use serde_json::{Value, json};
 
-use crate::chart::{render, run};
+use crate::chart::{render, repository, run};
 
 /// The release, and so the operator's account.
 const RELEASE: &str = "hypervisor-operator";
@@ -176,21 +180,20 @@ impl Installed {
         }
     }
 
-    /// Asks for each line of a table; all that is not as expected is told.
-    async fn check(&self, table: &str, column: usize) {
+    /// Asks for each line of the page's table; all that is not as expected is told.
+    async fn check(&self, column: usize) {
         let mut wrong = Vec::new();
         let mut asked = 0;
-        for line in table.lines().filter(|line| !line.is_empty()) {
-            let words: Vec<&str> = line.split_whitespace().collect();
+        for words in page_table("operator") {
             let (group, resource) = match words[0].split_once('/') {
                 Some((group, resource)) => (group, resource),
-                None => ("", words[0]),
+                None => ("", words[0].as_str()),
             };
             let (resource, part) = match resource.split_once(':') {
                 Some((resource, part)) => (resource, Some(part.to_owned())),
                 None => (resource, None),
             };
-            let place = match words[1] {
+            let place = match words[1].as_str() {
                 "own" => Some(self.namespace.clone()),
                 "lifecycle" => Some(self.lifecycle_namespace()),
                 "heartbeats" => Some(leases::NODE_AGENT_NAMESPACE.to_owned()),
@@ -314,66 +317,32 @@ const VERBS: &[&str] = &[
     "bind",
 ];
 
-/// Each line: the kind (a subresource after a colon), the place, and the verbs that are allowed: with
-/// everything on, and with the defaults.
-const RIGHTS: &str = "
-nodes                                    all         get,list,watch,patch                            get,list,watch,patch
-nodes:status                             all         -                                               -
-nodes:proxy                              all         -                                               -
-pods                                     own         list                                            list
-pods                                     all         -                                               -
-pods                                     kube-system -                                               -
-pods:exec                                own         -                                               -
-pods:eviction                            own         -                                               -
-configmaps                               own         -                                               -
-namespaces                               all         -                                               -
-
-kvm.cloud.sap/hypervisors                all         get,list,watch,create,update,patch,delete       get,list,watch,create,update,patch,delete
-kvm.cloud.sap/hypervisors:status         all         get,update,patch                                get,update,patch
-kvm.cloud.sap/hypervisors:finalizers     all         update                                          update
-kvm.cloud.sap/evictions                  all         get,list,watch,create,update,patch,delete       get,list,watch,create,update,patch,delete
-kvm.cloud.sap/evictions:status           all         get,update,patch                                get,update,patch
-kvm.cloud.sap/migrations                 all         get,list,watch                                  get,list,watch
-kvm.cloud.sap/migrations:status          all         -                                               -
-ovs.c5c3.io/ovsnodes                     all         get,list,watch                                  get,list,watch
-ovs.c5c3.io/ovsnodes:status              all         patch                                           patch
-
-coordination.k8s.io/leases               own         get,list,watch,create,update                    get,list,watch,create,update
-coordination.k8s.io/leases               heartbeats  get,list,watch                                  get,list,watch
-coordination.k8s.io/leases               kube-system -                                               -
-coordination.k8s.io/leases               all         -                                               -
-events.k8s.io/events                     own         create,patch                                    create,patch
-events.k8s.io/events                     default     create,patch                                    create,patch
-events.k8s.io/events                     kube-system -                                               -
-
-cert-manager.io/certificates             own         get,list,watch,create,patch,delete              get,list,watch,create,patch,delete
-cert-manager.io/certificates             all         -                                               -
-apps/deployments                         lifecycle   get,list,watch,create,patch,delete              get,list,watch,delete
-apps/deployments                         own         -                                               -
-apps/deployments                         all         -                                               -
-apps/daemonsets                          lifecycle   -                                               -
-policy/poddisruptionbudgets              lifecycle   get,list,watch,create,patch,delete              get,list,watch,delete
-policy/poddisruptionbudgets              all         -                                               -
-
-serviceaccounts                          own         get,list,watch,create,patch,delete              -
-serviceaccounts:token                    own         -                                               -
-serviceaccounts                          kube-system -                                               -
-secrets                                  own         get,list,watch                                  -
-secrets                                  lifecycle   -                                               -
-secrets                                  all         -                                               -
-rbac.authorization.k8s.io/roles          own         get,list,watch,create,patch,delete              -
-rbac.authorization.k8s.io/rolebindings   own         get,list,watch,create,patch,delete              -
-rbac.authorization.k8s.io/roles          kube-system -                                               -
-rbac.authorization.k8s.io/clusterroles   all         -                                               -
-rbac.authorization.k8s.io/clusterrolebindings all    -                                               -
-";
+/// The rows of a table of docs/threat-model.md, without its head: what is tried, and what comes of it.
+fn page_table(name: &str) -> Vec<Vec<String>> {
+    let page = std::fs::read_to_string(repository("docs/threat-model.md")).unwrap();
+    let marker = format!("<!-- table: {name} -->\n");
+    let (_, after) = page
+        .split_once(&marker)
+        .unwrap_or_else(|| panic!("no {marker}"));
+    let lines = after.lines().skip_while(|line| line.is_empty());
+    let rows = lines.take_while(|line| line.starts_with('|')).skip(2);
+    let cells = |line: &str| -> Vec<String> {
+        let cells = line.trim_matches('|').split('|');
+        cells
+            .map(|cell| cell.trim().trim_matches('`').to_owned())
+            .collect()
+    };
+    let rows: Vec<_> = rows.map(cells).collect();
+    assert!(rows.len() > 10, "{name} has {} rows", rows.len());
+    rows
+}
 
 #[tokio::test]
 async fn w90_the_operator_has_the_rights_it_needs_and_no_other() {
     let installed = Installed::with("all", true).await;
-    installed.check(RIGHTS, 2).await;
+    installed.check(2).await;
     let installed = Installed::with("default", false).await;
-    installed.check(RIGHTS, 3).await;
+    installed.check(3).await;
 }
 
 #[tokio::test]
@@ -784,43 +753,53 @@ async fn of_a_node_the_operator_writes_its_own_taint_only() {
 async fn the_operators_certificates_are_those_of_libvirt() {
     let installed = Installed::with("certificates", true).await;
     installed.until_policy_holds().await;
-    let certificate = |secret: &str, authority: bool| {
-        json!({ "spec": {
-        "secretName": secret, "isCA": authority, "dnsNames": ["hv1"],
-        "issuerRef": { "name": "issuer", "kind": "Issuer" },
-    } })
-    };
-    let name = "libvirt-hv1";
-    for (what, name, body, wanted) in [
-        (
-            "as it is",
-            name,
-            certificate("tls-libvirt-hv1", false),
-            "yes",
-        ),
-        (
-            "an authority",
-            name,
-            certificate("tls-libvirt-hv1", true),
-            "own-certificates",
-        ),
-        (
-            "over another Secret",
-            name,
-            certificate("admin", false),
-            "own-certificates",
-        ),
-        (
-            "another name",
-            "admin",
-            certificate("tls-admin", false),
-            "own-certificates",
-        ),
-    ] {
-        let seen = installed
-            .apply_as_operator("certificates", name, &body)
-            .await;
-        assert_eq!(seen, wanted, "{what}");
+    // As the operator makes it.
+    let node = json!({ "metadata": {
+        "name": "hv1", "uid": "u", "labels": { labels::VIRT_DRIVER: "kvm" },
+    } });
+    let config = objects_config(&installed.namespace);
+    let host = Hypervisor::new("hv1", HypervisorSpec::default());
+    let node = serde_json::from_value(node).unwrap();
+    let all = wanted(&node, Some(&host), &config).apply;
+    let mut all = all.into_iter();
+    let made = all.find(|object| object.key.kind == Kind::Certificate);
+    let made = made.unwrap().content;
+    let mut wrong = Vec::new();
+    for row in page_table("operator-fields") {
+        let [plural, _, field, text, expected] = row.as_slice() else {
+            panic!("{row:?}");
+        };
+        let mut body = made.clone();
+        let mut place = &mut body;
+        for name in field.split('/').skip(1) {
+            place = &mut place[name];
+        }
+        *place = serde_json::from_str(text).unwrap();
+        let name = body["metadata"]["name"].as_str().unwrap().to_owned();
+        let seen = installed.apply_as_operator(plural, &name, &body).await;
+        if seen != *expected {
+            wrong.push(format!("{field} {text}: {seen}, not {expected}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// What the operator is told by its chart.
+fn objects_config(namespace: &str) -> ObjectsConfig {
+    ObjectsConfig {
+        certificate: Some(CertificateConfig {
+            namespace: namespace.to_owned(),
+            issuer_name: "nova-hypervisor-agents-ca-issuer".to_owned(),
+        }),
+        access: Some(AccessConfig {
+            namespace: namespace.to_owned(),
+            prefix: PREFIX.to_owned(),
+            ceph_secret: None,
+        }),
+        lifecycle: LifecycleConfig {
+            namespace: format!("{namespace}-lifecycle"),
+            pod: None,
+        },
     }
 }
 

@@ -3,8 +3,12 @@
 use std::fmt::Debug;
 use std::time::{Duration, Instant};
 
+use cobalt_api::eviction::EvictionSpec;
+use cobalt_api::hypervisor::Hypervisor;
 use cobalt_api::names::{labels, leases};
 use cobalt_lab::testing::{ApiServer, api_server};
+use cobalt_node_agent::evictions;
+use cobalt_node_agent::tls::certificate;
 use futures::StreamExt;
 use k8s_openapi::api::authentication::v1::{BoundObjectReference, TokenRequest, TokenRequestSpec};
 use k8s_openapi::api::core::v1::{Pod, ServiceAccount};
@@ -16,12 +20,13 @@ use kube::core::GroupVersionKind;
 use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
 
+use super::page;
 use crate::chart::{render, repository, run};
 
 /// An installed chart, two nodes, and an object of each kind for each of them.
 pub struct Fleet {
     server: ApiServer,
-    admin: Client,
+    pub admin: Client,
     /// The namespace of the release.
     pub namespace: String,
     /// The nodes A and B.
@@ -30,6 +35,9 @@ pub struct Fleet {
 
 /// The release, and so the agents' account.
 pub const RELEASE: &str = "node-agent";
+
+/// A server, for the names of Evictions.
+const SERVER: &str = "0b5f2c5e-93b8-4d2a-8a4b-6b0f6d2b7c11";
 
 impl Fleet {
     pub async fn install(purpose: &str) -> Self {
@@ -55,7 +63,12 @@ impl Fleet {
         ));
         let settings = [
             format!("nodes={}", json!(fleet.nodes)),
-            "tls={\"enabled\":true,\"createCertificates\":true}".to_owned(),
+            format!(
+                "tls={}",
+                json!({
+                    "enabled": true, "createCertificates": true,
+                })
+            ),
         ];
         let settings = settings.each_ref().map(String::as_str);
         let chart = render(&fleet.server, RELEASE, &fleet.namespace, &settings).unwrap();
@@ -69,7 +82,7 @@ impl Fleet {
             for kind in ["nodes", "pods"] {
                 fleet.admin_creates(kind, node).await;
             }
-            for kind in ["hypervisors", "evictions", "migrations", "leases"] {
+            for kind in ["hypervisors", "evictions", "drains", "migrations", "leases"] {
                 fleet.admin_creates(kind, node).await;
             }
             for kind in ["secrets", "certificates", "events"] {
@@ -79,7 +92,7 @@ impl Fleet {
         fleet
     }
 
-    fn kubectl(&self, arguments: &[&str], input: &str) -> Result<String, String> {
+    pub fn kubectl(&self, arguments: &[&str], input: &str) -> Result<String, String> {
         let config = format!("--kubeconfig={}", self.server.kubeconfig.display());
         let all = [&[config.as_str()], arguments].concat();
         run(&self.server.bin.join("kubectl"), &all, input)
@@ -194,13 +207,37 @@ impl Fleet {
         }
     }
 
+    /// Gives the agents' account every right, so that the policy alone refuses.
+    pub async fn grant_everything(&self) {
+        self.apply(&format!(
+            "apiVersion: rbac.authorization.k8s.io/v1\nkind: ClusterRoleBinding\nmetadata:\n  \
+             name: {0}\nroleRef:\n  apiGroup: rbac.authorization.k8s.io\n  kind: ClusterRole\n  \
+             name: cluster-admin\nsubjects:\n  - kind: ServiceAccount\n    name: {RELEASE}\n    \
+             namespace: {0}\n",
+            self.namespace
+        ));
+        // The API server learns of it a moment later, and tells nobody when.
+        let token = self.token(RELEASE, None).await.unwrap();
+        let pods = self.api(&self.client_with(token).await, "pods");
+        let begun = Instant::now();
+        while pods.list(&ListParams::default()).await.is_err() {
+            assert!(
+                begun.elapsed() < Duration::from_secs(60),
+                "the right is not in force"
+            );
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+
     /// A kind, and the namespace that its objects are in.
     fn resource(&self, plural: &str) -> (ApiResource, Option<&str>) {
         let own = Some(self.namespace.as_str());
         let (group, version, kind, namespace) = match plural {
             "hypervisors" => ("kvm.cloud.sap", "v1", "Hypervisor", None),
-            "evictions" => ("kvm.cloud.sap", "v1", "Eviction", None),
-            "migrations" => ("kvm.cloud.sap", "v1alpha1", "Migration", own),
+            "evictions" | "instance-evictions" | "drains" => {
+                ("kvm.cloud.sap", "v1", "Eviction", None)
+            }
+            "migrations" | "foreign-migrations" => ("kvm.cloud.sap", "v1alpha1", "Migration", own),
             "leases" => (
                 "coordination.k8s.io",
                 "v1",
@@ -209,12 +246,19 @@ impl Fleet {
             ),
             "certificates" => ("cert-manager.io", "v1", "Certificate", own),
             "events" => ("events.k8s.io", "v1", "Event", Some("default")),
+            "core-events" => ("", "v1", "Event", Some("default")),
             "secrets" => ("", "v1", "Secret", own),
             "pods" => ("", "v1", "Pod", own),
             "nodes" => ("", "v1", "Node", None),
             other => panic!("no kind {other}"),
         };
         let kind = GroupVersionKind::gvk(group, version, kind);
+        let plural = plural.rsplit('-').next().unwrap_or(plural);
+        let plural = if plural == "drains" {
+            "evictions"
+        } else {
+            plural
+        };
         (ApiResource::from_gvk_with_plural(&kind, plural), namespace)
     }
 
@@ -226,52 +270,77 @@ impl Fleet {
         }
     }
 
-    /// The object of a kind that belongs to a node.
+    /// The object of a kind that belongs to a node, as its agent makes it.
     pub fn object(&self, kind: &str, node: &str) -> DynamicObject {
-        let name = match kind {
-            "migrations" => format!("migration-{node}"),
-            "secrets" => format!("tls-libvirt-{node}"),
-            "certificates" => format!("libvirt-{node}"),
-            "pods" => format!("agent-{node}"),
-            _ => node.to_owned(),
+        let mut hypervisor = Hypervisor::new(node, Default::default());
+        hypervisor.metadata.uid = Some("u".into());
+        // All the labels that an agent copies.
+        let copied = labels::FROM_NODE_TO_HYPERVISOR.iter();
+        let copied = copied.map(|label| ((*label).to_owned(), "x".to_owned()));
+        hypervisor.metadata.labels = Some(copied.collect());
+        let eviction = |id: &str, deadline: Option<&str>, instances: &[&str]| {
+            let spec = EvictionSpec {
+                hypervisor: node.to_owned(),
+                reason: "a test".to_owned(),
+                deadline: deadline.map(str::to_owned),
+                instances: instances.iter().map(ToString::to_string).collect(),
+                ..EvictionSpec::default()
+            };
+            let name = format!("{node}-{id}");
+            let eviction = evictions::eviction(&name, spec, Some(&hypervisor));
+            serde_json::to_value(eviction).unwrap()
         };
-        let mut object = json!({ "metadata": { "name": name } });
-        match kind {
-            "migrations" => {
-                object["metadata"]["labels"] = json!({ labels::SOURCE_NODE: node });
-                object["spec"] = json!({});
-            }
-            "hypervisors" => object["spec"] = json!({ "lifecycleEnabled": false }),
-            "evictions" => object["spec"] = json!({ "hypervisor": node, "reason": "a test" }),
+        let mut object = match kind {
+            "evictions" => eviction("0123abcd", Some("30m"), &[]),
+            "instance-evictions" => eviction(SERVER, None, &[SERVER]),
+            "drains" => json!({
+                "metadata": { "name": node },
+                "spec": { "hypervisor": node, "reason": "maintenance" },
+            }),
             "certificates" => {
-                object["spec"] = json!({
-                    "secretName": format!("tls-libvirt-{node}"),
-                    "commonName": node,
-                    "dnsNames": [node, format!("{node}.example")],
-                });
+                let ip = (node == self.nodes[0]).then_some([10, 0, 0, 1].into());
+                let issuer = "nova-hypervisor-agents-ca-issuer";
+                certificate::wanted(&hypervisor, node, &self.namespace, issuer, ip)
             }
-            "events" => {
-                let about =
-                    json!({ "apiVersion": "kvm.cloud.sap/v1", "kind": "Hypervisor", "name": node });
-                let more = json!({
-                    "eventTime": "2026-01-01T00:00:00.000000Z", "type": "Normal", "reason": "Test",
-                    "action": "Test", "reportingController": "test", "reportingInstance": node,
-                    "regarding": about,
-                });
-                object
-                    .as_object_mut()
-                    .unwrap()
-                    .extend(more.as_object().unwrap().clone());
-            }
-            "pods" => {
-                object["spec"] = json!({
+            "migrations" => json!({
+                "metadata": {
+                    "name": format!("migration-{node}"),
+                    "labels": { labels::SOURCE_NODE: node, labels::INSTANCE: SERVER },
+                },
+                "spec": {},
+            }),
+            "hypervisors" => json!({
+                "metadata": { "name": node }, "spec": { "lifecycleEnabled": false },
+            }),
+            "events" => json!({
+                "metadata": { "name": format!("{node}.1") },
+                "eventTime": "2026-01-01T00:00:00.000000Z", "type": "Normal", "reason": "Test",
+                "action": "Test", "note": "a test",
+                "reportingController": "cobalt-node-agent", "reportingInstance": node,
+                "regarding": {
+                    "apiVersion": "kvm.cloud.sap/v1", "kind": "Hypervisor", "name": node,
+                },
+            }),
+            // As writers of before send it: the API server checks less of these.
+            "core-events" => json!({
+                "metadata": { "name": format!("{node}.1") },
+                "type": "Normal", "reason": "Test", "action": "Test", "message": "a test",
+                "reportingComponent": "cobalt-node-agent", "reportingInstance": node,
+                "involvedObject": {
+                    "apiVersion": "kvm.cloud.sap/v1", "kind": "Hypervisor", "name": node,
+                },
+            }),
+            "pods" => json!({
+                "metadata": { "name": format!("agent-{node}") },
+                "spec": {
                     "nodeName": node,
                     "serviceAccountName": RELEASE,
                     "containers": [{ "name": "agent", "image": "none" }],
-                });
-            }
-            _ => {}
-        }
+                },
+            }),
+            "secrets" => json!({ "metadata": { "name": format!("tls-libvirt-{node}") } }),
+            _ => json!({ "metadata": { "name": node } }),
+        };
         let (resource, _) = self.resource(kind);
         object["apiVersion"] = resource.api_version.into();
         object["kind"] = resource.kind.into();
@@ -299,6 +368,12 @@ impl Fleet {
         let content = match kind {
             "evictions" => json!({ "spec": { "cancel": true } }),
             "hypervisors" => json!({ "spec": { "evacuateOnReboot": true } }),
+            "leases" => json!({ "spec": { "leaseDurationSeconds": 41 } }),
+            "certificates" => json!({ "spec": { "revisionHistoryLimit": 2 } }),
+            "events" => json!({
+                "series": { "count": 2, "lastObservedTime": "2026-01-01T00:00:01.000000Z" },
+            }),
+            "core-events" => json!({ "count": 2 }),
             _ => json!({ "metadata": { "annotations": { "test": "yes" } } }),
         };
         let status = match kind {
@@ -321,20 +396,15 @@ impl Fleet {
                     Err(error) => outcome::<()>(Err(error)),
                 }
             }
-            "create" => {
-                let mut object = object;
-                if kind == "evictions" {
-                    object.metadata.name = Some(format!("{node}-0123abcd"));
-                }
-                outcome(api.create(&post, &object).await)
-            }
+            "create" => outcome(api.create(&post, &object).await),
             "apply" => {
                 let mut object = object;
-                if kind == "evictions" {
+                match kind {
                     // A change of more than cancel.
-                    object.data["spec"]["reason"] = "another".into();
+                    "evictions" => object.data["spec"]["reason"] = "another".into(),
+                    _ => merge(&mut object.data, &content),
                 }
-                object.metadata.annotations = Some([("test".into(), "yes".into())].into());
+                object.data.as_object_mut().unwrap().remove("metadata");
                 let patch = PatchParams {
                     dry_run: true,
                     ..PatchParams::apply("test").force()
@@ -350,9 +420,10 @@ impl Fleet {
                 let admin = self.api(&self.admin, kind);
                 let mut object = admin.get(&name).await.unwrap();
                 if verb == "replace" {
-                    object.labels_mut().insert("test".into(), "yes".into());
-                    if kind == "evictions" {
-                        object.data["spec"]["reason"] = "another".into();
+                    match kind {
+                        "evictions" => object.data["spec"]["reason"] = "another".into(),
+                        "leases" => merge(&mut object.data, &content),
+                        _ => drop(object.labels_mut().insert("test".into(), "yes".into())),
                     }
                     return outcome(api.replace(&name, &post, &object).await);
                 }
@@ -365,29 +436,115 @@ impl Fleet {
         }
     }
 
-    /// Tries a table; `columns` are those of what is expected of A's and of B's object.
+    /// Tries a table of the page; `columns` are those of what is expected of A's and of B's object.
     pub async fn check(&self, client: &Client, table: &str, columns: [usize; 2]) {
         let mut wrong = Vec::new();
         let mut tried = 0;
-        for line in table.lines().filter(|line| !line.is_empty()) {
-            let words: Vec<&str> = line.split_whitespace().collect();
+        for row in page::table(table) {
             for (node, column) in self.nodes.iter().zip(columns) {
-                let wanted = words[column];
+                let wanted = &row[column];
                 if wanted == "-" {
                     continue;
                 }
                 tried += 1;
-                let seen = self.attempt(client, words[0], words[1], node).await;
-                if seen != wanted {
+                let seen = self.attempt(client, &row[0], &row[1], node).await;
+                if seen != *wanted {
                     wrong.push(format!(
                         "{} {} of {node}: {seen}, not {wanted}",
-                        words[1], words[0]
+                        row[1], row[0]
                     ));
                 }
             }
         }
         assert!(tried > 10);
         assert!(wrong.is_empty(), "of {tried}:\n{}", wrong.join("\n"));
+    }
+
+    /// Tries the rows of the page's table of fields that are about one of these kinds, as A's agent.
+    pub async fn check_fields(&self, client: &Client, kinds: &[&str]) {
+        let [a, b] = &self.nodes;
+        let mut wrong = Vec::new();
+        let rows = page::table("node-agent-fields");
+        let rows: Vec<_> = rows
+            .iter()
+            .filter(|row| kinds.contains(&row[0].as_str()))
+            .collect();
+        for kind in kinds {
+            assert!(rows.iter().any(|row| row[0] == *kind), "no row of {kind}");
+        }
+        for row in rows {
+            let [kind, verb, field, text, wanted] = row.as_slice() else {
+                panic!("{row:?}");
+            };
+            let value = page::value(text, a, b);
+            let seen = self.change(client, kind, verb, field, value).await;
+            if seen != *wanted {
+                wrong.push(format!(
+                    "{verb} {kind} {field} {text}: {seen}, not {wanted}"
+                ));
+            }
+        }
+        assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    }
+
+    /// Tries to write one field of A's object of a kind; nothing is kept.
+    async fn change(
+        &self,
+        client: &Client,
+        kind: &str,
+        verb: &str,
+        field: &str,
+        value: Value,
+    ) -> String {
+        let [a, b] = &self.nodes;
+        if kind == "tokens" {
+            let mut request = json!({});
+            page::set(&mut request, field, value);
+            let request = serde_json::from_value(request).unwrap();
+            return self.ask_for_token(client, a, &request).await;
+        }
+        let api = self.api(client, kind);
+        let object = match kind {
+            "foreign-migrations" => self.object("migrations", b),
+            kind => self.object(kind, a),
+        };
+        let name = object.name_any();
+        let params = PatchParams {
+            dry_run: true,
+            ..PatchParams::default()
+        };
+        let mut content = json!({});
+        match verb {
+            "create" => {
+                let post = PostParams {
+                    dry_run: true,
+                    ..PostParams::default()
+                };
+                let mut object = serde_json::to_value(object).unwrap();
+                page::set(&mut object, field, value);
+                let object = serde_json::from_value(object).unwrap();
+                outcome(api.create(&post, &object).await)
+            }
+            "merge" => {
+                page::set(&mut content, field, value);
+                outcome(api.patch(&name, &params, &Patch::Merge(content)).await)
+            }
+            "status" => {
+                page::set(&mut content, field, value);
+                let patch = Patch::Merge(content);
+                outcome(api.patch_status(&name, &params, &patch).await)
+            }
+            other => panic!("no verb {other}"),
+        }
+    }
+
+    /// Asks for a token of the account that reads a node's Secrets.
+    async fn ask_for_token(&self, client: &Client, node: &str, request: &TokenRequest) -> String {
+        let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), &self.namespace);
+        let account = format!("{RELEASE}-secrets-{node}");
+        let params = PostParams::default();
+        let answer = accounts.create_token_request(&account, &params, request);
+        outcome(answer.await)
     }
 }
 
