@@ -415,3 +415,84 @@ proptest! {
         prop_assert!(is_written(&wanted(&known, &after, at(2)), &after));
     }
 }
+
+/// A status with something in every field. A new field does not compile until it is here.
+fn every_field() -> HypervisorStatus {
+    use cobalt_api::hypervisor::{
+        Aggregate, Capabilities, Cell, Check, CheckResult, Instance, Phase,
+    };
+    use cobalt_api::wait::Wait;
+    let time = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(at(0));
+    let resources = BTreeMap::from([("cpu".to_owned(), Default::default())]);
+    let condition = |condition: &HypervisorCondition| Condition {
+        type_: condition.as_str().to_owned(),
+        status: "True".to_owned(),
+        reason: "Test".to_owned(),
+        message: String::new(),
+        observed_generation: None,
+        last_transition_time: time.clone(),
+    };
+    HypervisorStatus {
+        phase: Some(Phase::Active),
+        waiting_for: Some(Wait {
+            reason: "Test".into(),
+            message: None,
+            since: time.clone(),
+            deadline: None,
+        }),
+        checks: vec![Check {
+            name: "x".into(),
+            result: CheckResult::Passed,
+            message: None,
+            since: None,
+            attempt: None,
+        }],
+        lib_virt_version: Some("1".into()),
+        hypervisor_version: Some("1".into()),
+        operating_system: Some(OperatingSystem::default()),
+        update_status: Some(UpdateStatus::default()),
+        instances: vec![Instance::default()],
+        capabilities: Some(Capabilities::default()),
+        domain_capabilities: Some(DomainCapabilities::default()),
+        allocation: Some(resources.clone()),
+        capacity: Some(resources.clone()),
+        effective_capacity: Some(resources),
+        cells: vec![Cell::default()],
+        num_instances: Some(1),
+        hypervisor_id: Some("x".into()),
+        service_id: Some("x".into()),
+        traits: vec!["x".into()],
+        owned_traits: Some(vec!["x".into()]),
+        owned_aggregates: Some(vec!["x".into()]),
+        aggregates: vec![Aggregate::default()],
+        internal_ip: Some("x".into()),
+        evicted: Some(true),
+        conditions: HypervisorCondition::ALL.iter().map(condition).collect(),
+        spec_hash: Some("x".into()),
+    }
+}
+
+#[test]
+fn the_policy_of_the_chart_lets_the_agent_write_exactly_what_it_writes() {
+    let list = include_str!("../../../../charts/node-agent/files/agent-status.yaml");
+    let (fields, conditions) = list.split_once("conditions:\n").unwrap();
+    let items = |part: &str| -> Vec<String> {
+        let items = part.lines().filter_map(|line| line.strip_prefix("  - "));
+        let mut items: Vec<String> = items.map(str::to_owned).collect();
+        items.sort_unstable();
+        items
+    };
+    let Ok(Value::Object(own)) = serde_json::to_value(own(&every_field())) else {
+        panic!("a status is an object");
+    };
+    let mut written: Vec<String> = own.keys().cloned().collect();
+    written.retain(|field| field != "conditions");
+    written.sort_unstable();
+    assert_eq!(items(fields), written);
+    let mut types: Vec<String> = OWN_CONDITIONS
+        .iter()
+        .map(|condition| condition.as_str().to_owned())
+        .collect();
+    types.sort_unstable();
+    assert_eq!(items(conditions), types);
+}
