@@ -67,6 +67,7 @@ impl Fleet {
                 "tls={}",
                 json!({
                     "enabled": true, "createCertificates": true,
+                    "nodeAddresses": { &fleet.nodes[0]: ["10.0.0.1"] },
                 })
             ),
         ];
