@@ -39,6 +39,9 @@ pub const RELEASE: &str = "node-agent";
 /// A server, for the names of Evictions.
 const SERVER: &str = "0b5f2c5e-93b8-4d2a-8a4b-6b0f6d2b7c11";
 
+/// The audience of the lab's API server.
+const AUDIENCE: &str = "https://kubernetes.default.svc";
+
 impl Fleet {
     pub async fn install(purpose: &str) -> Self {
         let server = api_server().await.unwrap();
@@ -70,6 +73,7 @@ impl Fleet {
                     "nodeAddresses": { &fleet.nodes[0]: ["10.0.0.1"] },
                 })
             ),
+            format!("apiAudiences={}", json!([AUDIENCE])),
         ];
         let settings = settings.each_ref().map(String::as_str);
         let chart = render(&fleet.server, RELEASE, &fleet.namespace, &settings).unwrap();
