@@ -23,6 +23,11 @@ name do not meet. */}}
 {{- printf "%s-secrets-" (include "node-agent.fullname" .) -}}
 {{- end -}}
 
+{{/* Not empty: agents read Secrets, with a token of their node's account. */}}
+{{- define "node-agent.readsSecrets" -}}
+{{- if or .Values.nodes .Values.tls.enabled .Values.ceph.secretName -}}yes{{- end -}}
+{{- end -}}
+
 {{- define "node-agent.selector" -}}
 app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride | quote }}
 app.kubernetes.io/instance: {{ .Release.Name | quote }}

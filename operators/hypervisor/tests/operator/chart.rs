@@ -43,7 +43,19 @@ pub fn render(
     namespace: &str,
     settings: &[&str],
 ) -> Result<Vec<Value>, String> {
-    let chart = repository("charts/hypervisor-operator");
+    let chart = "charts/hypervisor-operator";
+    render_chart(server, chart, release, namespace, settings)
+}
+
+/// Renders a chart of this repository as a release.
+pub fn render_chart(
+    server: &ApiServer,
+    chart: &str,
+    release: &str,
+    namespace: &str,
+    settings: &[&str],
+) -> Result<Vec<Value>, String> {
+    let chart = repository(chart);
     let mut arguments = vec!["template", release, chart.to_str().unwrap()];
     arguments.extend(["--namespace", namespace]);
     for setting in settings {

@@ -6,21 +6,25 @@ use std::time::{Duration, Instant};
 use cobalt_api::hypervisor::{Hypervisor, HypervisorSpec};
 use cobalt_api::names::{labels, leases, taints};
 use cobalt_hypervisor_operator::objects::{
-    AccessConfig, CertificateConfig, Kind, LifecycleConfig, ObjectsConfig, wanted,
+    AccessConfig, CertificateConfig, Kind, LifecycleConfig, ObjectsConfig, Observed, act,
+    difference, wanted,
 };
 use cobalt_lab::testing::{ApiServer, api_server, install_definitions};
+use k8s_openapi::api::authentication::v1::TokenRequest;
 use k8s_openapi::api::authorization::v1::{
     ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
 };
+use k8s_openapi::api::core::v1::{Node, Pod, ServiceAccount};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{
-    ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams, ResourceExt,
+    ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams,
+    ResourceExt,
 };
 use kube::core::GroupVersionKind;
 use kube::{Api, Client};
 use serde_json::{Value, json};
 
-use crate::chart::{render, repository, run};
+use crate::chart::{render, render_chart, repository, run};
 
 /// The release, and so the operator's account.
 const RELEASE: &str = "hypervisor-operator";
@@ -800,6 +804,142 @@ fn objects_config(namespace: &str) -> ObjectsConfig {
             namespace: format!("{namespace}-lifecycle"),
             pod: None,
         },
+    }
+}
+
+/// The token of the agent's pod on a node, which the kubelet would mount.
+async fn agent_on(installed: &Installed, node: &str) -> Client {
+    let pods: Api<Pod> = Api::namespaced(installed.admin.clone(), &installed.namespace);
+    let pod = json!({
+        "metadata": { "name": node },
+        "spec": {
+            "nodeName": node, "serviceAccountName": "agent",
+            "containers": [{ "name": "agent", "image": "none" }],
+        },
+    });
+    let pod = serde_json::from_value(pod).unwrap();
+    let pod = pods.create(&PostParams::default(), &pod).await.unwrap();
+    let bound = json!({ "spec": { "audiences": [], "boundObjectRef": {
+        "apiVersion": "v1", "kind": "Pod", "name": node, "uid": pod.uid(),
+    } } });
+    let token = token(installed, &installed.admin, "agent", bound)
+        .await
+        .unwrap();
+    client_with_token(installed, token).await
+}
+
+async fn token(
+    installed: &Installed,
+    client: &Client,
+    account: &str,
+    request: Value,
+) -> kube::Result<String> {
+    let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), &installed.namespace);
+    let request: TokenRequest = serde_json::from_value(request).unwrap();
+    let params = PostParams::default();
+    let answer = accounts.create_token_request(account, &params, &request);
+    Ok(answer.await?.status.unwrap().token.unwrap())
+}
+
+async fn client_with_token(installed: &Installed, token: String) -> Client {
+    let file = kube::config::Kubeconfig::read_from(&installed.server.kubeconfig).unwrap();
+    let options = kube::config::KubeConfigOptions::default();
+    let config = kube::Config::from_custom_kubeconfig(file, &options);
+    let mut config = config.await.unwrap();
+    config.auth_info = kube::config::AuthInfo {
+        token: Some(token.into()),
+        ..Default::default()
+    };
+    Client::try_from(config).unwrap()
+}
+
+#[tokio::test]
+async fn without_a_list_of_nodes_agents_read_their_secrets_with_the_accounts_of_the_operator() {
+    let installed = Installed::with("charts", true).await;
+    installed.until_policy_holds().await;
+    let namespace = installed.namespace.clone();
+    // The other chart, beside it and without `nodes`.
+    let settings = [
+        "fullnameOverride=\"agent\"",
+        "tls={\"enabled\":true}",
+        "lease={\"createNamespace\":false}",
+    ];
+    let chart = "charts/node-agent";
+    let mut objects =
+        render_chart(&installed.server, chart, "agent", &namespace, &settings).unwrap();
+    objects.retain(|object| object["kind"] != "DaemonSet");
+    installed.apply(&objects);
+    let [a, b] = ["a", "b"].map(|node| format!("charts-{node}-{}", std::process::id()));
+    for node in [&a, &b] {
+        let object = json!({
+            "apiVersion": "v1", "kind": "Node",
+            "metadata": { "name": node, "labels": { labels::VIRT_DRIVER: "kvm" } },
+        });
+        let secret = json!({
+            "apiVersion": "v1", "kind": "Secret",
+            "metadata": { "name": format!("tls-libvirt-{node}"), "namespace": namespace },
+        });
+        installed.apply(&[object, secret]);
+        // With the rights that its chart gives it, the operator makes the accounts.
+        let nodes: Api<Node> = Api::all(installed.operator.clone());
+        let object = nodes.get(node).await.unwrap();
+        let config = objects_config(&namespace);
+        let found = difference(&wanted(&object, None, &config), &Observed::default());
+        for change in &found.changes {
+            act(&installed.operator, change, Duration::from_secs(30))
+                .await
+                .unwrap();
+        }
+    }
+    let agent = agent_on(&installed, &a).await;
+    let account = |node: &str| format!("{PREFIX}{node}");
+    // The API server learns of Roles and policies a moment later, and tells nobody when.
+    let begun = Instant::now();
+    let ask = async |account: String| {
+        outcome(
+            token(
+                &installed,
+                &agent,
+                &account,
+                json!({ "spec": { "audiences": [] } }),
+            )
+            .await,
+        )
+    };
+    loop {
+        let seen = ask(account(&b)).await;
+        if seen == "own-token" {
+            break;
+        }
+        assert!(
+            begun.elapsed() < Duration::from_secs(60),
+            "a token of another node: {seen}"
+        );
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    for other in [RELEASE, "agent", "default"] {
+        let seen = ask(other.to_owned()).await;
+        let refused = ["own-token", "rbac"].contains(&seen.as_str());
+        // The operator's and the agents' own account are here; "default" needs a controller.
+        assert!(refused || seen.contains("not found"), "{other}: {seen}");
+    }
+    let request = json!({ "spec": { "audiences": [] } });
+    let own = token(&installed, &agent, &account(&a), request)
+        .await
+        .unwrap();
+    let reader = client_with_token(&installed, own).await;
+    let secrets = installed.api(&reader, "secrets");
+    let own = format!("tls-libvirt-{a}");
+    while outcome(secrets.get(&own).await) != "yes" {
+        assert!(begun.elapsed() < Duration::from_secs(120), "not readable");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    let other = format!("tls-libvirt-{b}");
+    assert_eq!(outcome(secrets.get(&other).await), "rbac");
+    assert_eq!(outcome(secrets.list(&ListParams::default()).await), "rbac");
+    let admin = installed.api(&installed.admin, "nodes");
+    for node in [&a, &b] {
+        admin.delete(node, &DeleteParams::default()).await.unwrap();
     }
 }
 
