@@ -72,7 +72,10 @@ impl Installed {
             false => json!({ "namespace": installed.lifecycle_namespace() }),
         };
         let agents = json!({
-            "secretReaders": { "enabled": optional, "prefix": PREFIX, "namespace": installed.namespace },
+            "secretReaders": {
+                "enabled": optional, "prefix": PREFIX, "namespace": installed.namespace,
+                "cephSecretName": "ceph",
+            },
         });
         let settings = [format!("lifecycle={lifecycle}"), format!("agents={agents}")];
         let settings = settings.each_ref().map(String::as_str);
@@ -469,6 +472,12 @@ async fn the_operator_makes_accounts_that_read_one_nodes_secrets_and_gives_no_ot
             "roles",
             &name,
             reader_role(&["tls-libvirt-hv2"]),
+        ),
+        (
+            "the credentials of OpenStack",
+            "roles",
+            &name,
+            reader_role(&["tls-libvirt-hv1", "hypervisor-operator-openstack"]),
         ),
         (
             "somebody else",
