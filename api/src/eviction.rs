@@ -174,7 +174,7 @@ pub struct EvictionSpec {
 
     /// Why, for people.
     #[serde(default)]
-    #[schemars(length(min = 1), transform = schema::required)]
+    #[schemars(length(min = 1, max = 4096), transform = schema::required)]
     pub reason: String,
 
     /// How instances leave the host. Unset: LiveMigrate.

@@ -287,6 +287,7 @@ pub struct HypervisorSpec {
 
     /// Why the host is in maintenance. Required for manual maintenance.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 2048))]
     pub maintenance_reason: Option<String>,
 
     /// How many times each resource may be given out, by the name of the resource (cpu, memory).
