@@ -210,3 +210,26 @@ async fn tokens_leases_and_migrations_of_an_agent_are_of_its_node_and_for_a_whil
     let kinds = ["tokens", "leases", "migrations", "foreign-migrations"];
     fleet.check_fields(&agent, &kinds).await;
 }
+
+#[test]
+fn the_page_has_a_line_for_each_rule_of_the_policy() {
+    let policy = crate::chart::repository("charts/node-agent/templates/policy.yaml");
+    let policy = std::fs::read_to_string(policy).unwrap();
+    let words = policy.split(|c: char| !c.is_ascii_lowercase() && c != '-' && c != ':');
+    let rules: BTreeSet<&str> = words
+        .filter_map(|word| word.strip_suffix(':'))
+        .filter(|word| word.starts_with("own-") || word.starts_with("no-"))
+        .collect();
+    assert!(rules.len() > 8, "{rules:?}");
+    let mut tried: BTreeSet<String> = BTreeSet::new();
+    for table in ["node-agent", "node-agent-fields"] {
+        tried.extend(page::table(table).into_iter().flatten());
+    }
+    // Tried by the test of the status.
+    tried.insert("own-status".to_owned());
+    let never: Vec<_> = rules
+        .iter()
+        .filter(|rule| !tried.contains(**rule))
+        .collect();
+    assert!(never.is_empty(), "no line of {never:?}");
+}
