@@ -610,7 +610,9 @@ impl Fleet {
             let [kind, verb, field, text, wanted] = row.as_slice() else {
                 panic!("{row:?}");
             };
+            let long = "x".repeat(2000);
             let value = text.replace("NODE", a).replace("OTHER", b);
+            let value = value.replace("LONG", &long);
             let value: Value = serde_json::from_str(&value).unwrap();
             let api = self.api(client, kind);
             let object = self.object(kind, a);
