@@ -63,6 +63,13 @@ impl MigrationStatus {
             )
     }
 
+    /// Whether a migration holds resources of its source in Placement: as long as it goes on, and
+    /// while it waits to be confirmed. A word that is not known does.
+    #[must_use]
+    pub fn holds_source(&self) -> bool {
+        !self.has_ended() || *self == Self::Finished
+    }
+
     /// Whether the server is where it was to be, for good.
     #[must_use]
     pub fn is_success(&self) -> bool {

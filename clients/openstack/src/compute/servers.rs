@@ -50,7 +50,7 @@ words! {
         SoftDeleted = "SOFT_DELETED",
         /// Suspended to disk.
         Suspended = "SUSPENDED",
-        /// Its host does not tell.
+        /// The database of its cell does not answer: where it is and what it does is not known.
         Unknown = "UNKNOWN",
         /// Resized or cold-migrated, to be confirmed.
         VerifyResize = "VERIFY_RESIZE",
@@ -254,6 +254,10 @@ pub struct ServerFilter {
     pub name: Option<String>,
     /// Those of all projects; needs an administrator.
     pub all_projects: bool,
+    /// Those in this state.
+    pub status: Option<ServerStatus>,
+    /// Those that changed since. Nova adds servers that were deleted since.
+    pub changes_since: Option<Timestamp>,
 }
 
 impl ServerFilter {
@@ -262,6 +266,17 @@ impl ServerFilter {
         Self {
             host: Some(host.into()),
             all_projects: true,
+            ..Self::default()
+        }
+    }
+
+    /// Those of all projects that are in ERROR, and changed since.
+    #[must_use]
+    pub fn in_error(since: Timestamp) -> Self {
+        Self {
+            all_projects: true,
+            status: Some(ServerStatus::Error),
+            changes_since: Some(since),
             ..Self::default()
         }
     }
@@ -284,6 +299,11 @@ impl ServerFilter {
             .maybe("all_tenants", self.all_projects.then_some("1"))
             .maybe("host", self.host.as_ref())
             .maybe("name", name)
+            .maybe("status", self.status.as_ref().map(ServerStatus::as_str))
+            .maybe(
+                "changes-since",
+                self.changes_since.map(|since| since.to_string()),
+            )
     }
 }
 
@@ -360,6 +380,16 @@ impl Compute<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn servers_in_error_are_asked_for_by_their_state_and_time() {
+        let query = ServerFilter::in_error("2026-01-01T00:00:00Z".parse().unwrap()).query();
+        let decoded = crate::query::decoded(query.as_str());
+        assert_eq!(
+            decoded,
+            "?all_tenants=1&status=ERROR&changes-since=2026-01-01T00:00:00Z"
+        );
+    }
 
     #[test]
     fn w18_a_name_is_no_pattern() {

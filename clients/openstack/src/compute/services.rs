@@ -27,14 +27,17 @@ words! {
         Enabled = "enabled",
         /// It may not.
         Disabled = "disabled",
+        /// The database of the cell that its host is in does not answer. Only the host is known
+        /// then, and neither an id nor whether it is alive.
+        Unknown = "UNKNOWN",
     }
 }
 
 /// A service of Nova on a host.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct ComputeService {
-    /// Its uuid.
-    #[serde(deserialize_with = "text")]
+    /// Its uuid; empty while its status is [`Unknown`](ServiceStatus::Unknown).
+    #[serde(default, deserialize_with = "text")]
     pub id: String,
     /// `nova-compute`, or one of the control plane.
     pub binary: String,
