@@ -27,8 +27,8 @@ pub use apply::{ApplyError, apply, apply_status};
 pub use backoff::{Backoff, jitter};
 pub use chain::chain;
 pub use client::{
-    ClientError, client, client_and_address, client_from_config, client_from_file, client_with_token,
-    led,
+    ClientError, client, client_and_address, client_from_config, client_from_file,
+    client_with_token, led,
 };
 pub use deadline::within;
 pub use health::{Health, Pulse};

@@ -8,7 +8,9 @@ use std::time::Duration;
 use cobalt_api::eviction::{Eviction, EvictionSpec};
 use cobalt_api::hypervisor::Hypervisor;
 use cobalt_api::names::{FieldManager, annotations, finalizers};
-use cobalt_openstack::compute::{Migration, MigrationFilter, Server, ServerFilter, ServerStatus};
+use cobalt_openstack::compute::{
+    Migration, MigrationFilter, MigrationStatus, Server, ServerFilter, ServerStatus, ServiceStatus,
+};
 use cobalt_openstack::{Client as OpenStack, Error as OpenStackError, found};
 use cobalt_runtime::{Queue, Term, chain, within};
 use jiff::Timestamp;
@@ -21,7 +23,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use crate::action::Action;
-use crate::consumers::migration_is_alive;
+use crate::eviction::witness::{self, Claim};
 use crate::fleet::Watched;
 use crate::host::{Host, Read, Reads, Remains, TestMigration, TestServer, Workload};
 use crate::objects::list_agent_pods;
@@ -201,6 +203,10 @@ impl Hands {
             }
             Action::ReadWorkload { host } => {
                 reads.workload = Some(now(self.read_workload(host).await?));
+            }
+            Action::ReadDomains => {
+                let report = witness::report(&self.client, &host.name, DEADLINE).await;
+                reads.libvirt = Some(now(report.map_err(ActError::Kubernetes)?));
             }
             Action::ReadRemains { host, names } => {
                 let remains = self.read_remains(host, names).await?;
@@ -486,7 +492,10 @@ impl Hands {
         for server in compute.server_names(&ServerFilter::on(host)).await? {
             remains.servers.insert(server.id);
         }
-        remains.service = compute.service_of(host).await?.map(|service| service.id);
+        if let Some(service) = compute.service_of(host).await? {
+            remains.cell_down = service.status == ServiceStatus::Unknown;
+            remains.service = Some(service.id).filter(|_| !remains.cell_down);
+        }
         let mut trees = Vec::new();
         for name in names {
             // That there is none is believed from a list only: whatever stands in for Placement
@@ -504,33 +513,18 @@ impl Hands {
             let consumers: BTreeSet<String> = used
                 .map(|used| used.allocations.into_keys().collect())
                 .unwrap_or_default();
-            for consumer in &consumers {
-                if self.is_alive(consumer, host).await? {
-                    remains.alive.insert(consumer.clone());
+            let claims = witness::claims(&self.openstack, host, &consumers).await?;
+            for (consumer, claim) in claims.into_iter().filter(|(_, claim)| claim.is_alive()) {
+                if let Claim::Migration { server, status, .. } = claim
+                    && status == MigrationStatus::Finished
+                {
+                    remains.unconfirmed.insert(consumer.clone(), server);
                 }
+                remains.alive.insert(consumer);
             }
             remains.providers.push((one.uuid, consumers));
         }
         Ok(remains)
-    }
-
-    /// Whether a consumer is a server that Nova knows, or a migration from or to the host whose server
-    /// may still need what it holds.
-    async fn is_alive(&self, consumer: &str, host: &str) -> Result<bool, ActError> {
-        let compute = self.openstack.compute();
-        if let Some(server) = found(compute.server(consumer).await)? {
-            return Ok(server.status != ServerStatus::Deleted);
-        }
-        let filter = MigrationFilter {
-            host: Some(host.to_owned()),
-            ..MigrationFilter::default()
-        };
-        let migrations = compute.migrations(&filter).await?;
-        let Some(migration) = migrations.iter().find(|one| one.uuid == consumer) else {
-            return Ok(false);
-        };
-        let server = found(compute.server(&migration.server).await)?;
-        Ok(migration_is_alive(migration, server.as_ref(), host))
     }
 }
 

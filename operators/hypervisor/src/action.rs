@@ -102,6 +102,8 @@ pub enum Action {
         /// The host, as Nova calls it.
         host: String,
     },
+    /// Ask the agent of the host which domains libvirt has.
+    ReadDomains,
     /// See what is left of the host in Nova and Placement.
     ReadRemains {
         /// The host, as Nova calls it or called it.
@@ -166,6 +168,7 @@ impl Action {
             Self::ReadNode => "read-node",
             Self::ReadPods => "read-pods",
             Self::ReadWorkload { .. } => "read-workload",
+            Self::ReadDomains => "read-domains",
             Self::ReadRemains { .. } => "read-remains",
             Self::DeleteAllocations { .. } => "delete-allocations",
             Self::DeleteProviders { .. } => "delete-providers",
@@ -193,6 +196,7 @@ impl Action {
             | Self::Record { .. } => "onboarding",
             Self::ReadNode
             | Self::ReadPods
+            | Self::ReadDomains
             | Self::ReadRemains { .. }
             | Self::DeleteAllocations { .. }
             | Self::DeleteProviders { .. }
@@ -210,6 +214,7 @@ impl Action {
                 | Self::ReadNode
                 | Self::ReadPods
                 | Self::ReadWorkload { .. }
+                | Self::ReadDomains
                 | Self::ReadRemains { .. }
         )
     }

@@ -180,6 +180,11 @@ impl Fleet {
         let Some(service) = self.services.get(host) else {
             return Ok(None);
         };
+        if service.status == ServiceStatus::Unknown {
+            return Err(format!(
+                "the database of the Nova cell of \"{host}\" does not answer"
+            ));
+        }
         let hypervisors = self.hypervisors.get(host).map_or(&[][..], Vec::as_slice);
         let hypervisor_id = match hypervisors {
             [] => None,

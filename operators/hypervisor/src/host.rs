@@ -14,6 +14,7 @@ use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 use serde::{Deserialize, Serialize};
 
+use crate::eviction::witness::Report;
 use crate::fleet::{Fleet, Identity};
 use crate::objects::AgentPod;
 use crate::record::Record;
@@ -136,6 +137,8 @@ pub struct Reads {
     pub remains: Option<Read<Remains>>,
     /// Whether the API server has the Node, which may belong to another partition by now.
     pub node: Option<Read<bool>>,
+    /// What the agent of the host says of libvirt's domains.
+    pub libvirt: Option<Read<Report>>,
     /// Pods of agents on the node that have to leave.
     pub pods: Option<Read<Vec<AgentPod>>>,
     /// All traits of the provider, after the operator changed them.
@@ -222,13 +225,18 @@ pub struct Remains {
     pub providers: Vec<(String, BTreeSet<String>)>,
     /// Consumers of the providers that are servers or migrations which Nova still knows.
     pub alive: BTreeSet<String>,
+    /// Of those, migrations that wait to be confirmed or reverted, and their servers.
+    pub unconfirmed: BTreeMap<String, String>,
+    /// The Nova cell of the host does not answer: its servers and migrations are not in Nova's
+    /// lists.
+    pub cell_down: bool,
 }
 
 impl Remains {
-    /// No server, and nobody alive has resources of it.
+    /// No server, and nobody alive has resources of it, as far as Nova can say.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.servers.is_empty() && self.alive.is_empty()
+        self.servers.is_empty() && self.alive.is_empty() && !self.cell_down
     }
 }
 

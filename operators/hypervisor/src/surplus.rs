@@ -131,10 +131,10 @@ impl Surplus {
         };
         self.recorder.report(&about, note);
         let api: Api<Eviction> = Api::all(self.client.clone());
-        let deleting = surplus.iter().map(|one| self.delete(&api, one));
-        futures::stream::iter(deleting)
-            .buffer_unordered(AT_A_TIME)
-            .collect::<()>()
+        let api = &api;
+        let delete = |one: Arc<Eviction>| async move { self.delete(api, &one).await };
+        futures::stream::iter(surplus)
+            .for_each_concurrent(AT_A_TIME, delete)
             .await;
     }
 

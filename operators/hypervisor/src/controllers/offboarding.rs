@@ -2,7 +2,7 @@
 //! lives is deleted.
 //!
 //! ```text
-//!  evicted -> agents gone -> empty twice -> allocations -> service -> providers -> nothing left
+//!  evicted -> no domains -> agents gone -> empty twice -> allocations -> service -> providers -> nothing left
 //! ```
 //!
 //! Nova removes the provider and the aggregate memberships with the service, and fails for ever if
@@ -18,8 +18,9 @@ use jiff::SignedDuration;
 use kube::ResourceExt;
 
 use crate::action::Action;
+use crate::eviction::witness::Report;
 use crate::fleet::{Identity, NovaAggregate};
-use crate::host::{Host, Remains};
+use crate::host::{Host, Read, Remains};
 use crate::objects;
 use crate::pass::Pass;
 
@@ -31,6 +32,9 @@ pub const NODE_GONE_IN_SERVICE: &str =
     "CobaltCore: the Node of the host is gone; the host was in service";
 /// How old a look may be that something is deleted by.
 const FRESH: i64 = 10;
+/// How long it is believed that libvirt has no domain on a host that is drained and disabled: until
+/// the agents have left.
+const ASKED_FOR: i64 = 60;
 /// Between the two looks that find a host empty.
 const APART: i64 = 5;
 
@@ -107,6 +111,7 @@ fn next(pass: &mut Pass) -> Result<(), String> {
         if pass.state(Type::Evicting) != Some((Status::False, Some(Reason::Succeeded))) {
             return Err("the host is being emptied".to_owned());
         }
+        libvirt_is_empty(pass)?;
         agents_gone(pass)?;
     }
     if let Some(found) = identity.as_ref().filter(|found| found.is_enabled()) {
@@ -249,6 +254,21 @@ fn provider_names(host: &Host, identity: Option<&Identity>) -> BTreeSet<String> 
 }
 
 fn left_over(host: &str, remains: &Remains) -> String {
+    if remains.cell_down {
+        return "the database of the host's Nova cell does not answer: nobody knows which servers \
+                are on the host"
+            .to_owned();
+    }
+    if let Some((migration, server)) = remains.unconfirmed.first_key_value() {
+        let more = match remains.unconfirmed.len() {
+            1 => String::new(),
+            several => format!(" and {} more", several - 1),
+        };
+        return format!(
+            "the server {server} (migration {migration}){more} has been resized or migrated off the \
+             host, and a revert brings it back: confirm or revert it"
+        );
+    }
     let all = remains.servers.union(&remains.alive);
     let first: Vec<&str> = all.clone().take(5).map(String::as_str).collect();
     let count = all.count();
@@ -258,6 +278,38 @@ fn left_over(host: &str, remains: &Remains) -> String {
          instances, or delete them",
         first.join(", ")
     )
+}
+
+/// While its agent is still there, libvirt is asked whether it has a domain: an eviction that has
+/// succeeded may be old, and Nova may not know what is there. An agent that cannot be asked any more
+/// says nothing.
+fn libvirt_is_empty(pass: &mut Pass) -> Result<(), String> {
+    if let Some((Status::True, _)) = pass.state(Type::AgentPodsEvicted) {
+        return Ok(());
+    }
+    let age = |read: &Read<Report>| pass.now.duration_since(read.at);
+    let read = pass.host.reads.libvirt.as_ref();
+    let read = read.filter(|read| match &read.value {
+        Report::Domains(all) if !all.is_empty() => age(read) < SignedDuration::from_secs(FRESH),
+        _ => age(read) < SignedDuration::from_secs(ASKED_FOR),
+    });
+    let Some(read) = read else {
+        let text = "libvirt is asked what is left";
+        return Err(pass.look_saying(Action::ReadDomains, "Offboarding", text));
+    };
+    let Report::Domains(domains) = &read.value else {
+        return Ok(());
+    };
+    let Some((first, domain)) = domains.first_key_value() else {
+        return Ok(());
+    };
+    pass.wake_in(FRESH);
+    Err(format!(
+        "libvirt has {} domains on the host although it was drained ({first}, {}, is the first): \
+         see whether Nova knows them, and move or remove them",
+        domains.len(),
+        domain.state
+    ))
 }
 
 /// The pods of agents leave before the service does: a nova-compute that runs would come back.

@@ -20,6 +20,7 @@ use proptest::prelude::*;
 
 use super::{decide, onboarding};
 use crate::action::Action;
+use crate::eviction::witness::{Domain, Report};
 use crate::fleet::{Fleet, NovaHypervisor};
 use crate::host::{
     Failure, Host, Known, Read, Reads, Remains, Settings, Silence, TestMigration, TestProject,
@@ -50,6 +51,12 @@ struct Model {
     /// Since when the oldest of them that has run is there.
     oldest: Option<Timestamp>,
     allocations: BTreeSet<String>,
+    /// Allocations of migrations that wait to be confirmed, and their servers.
+    unconfirmed: BTreeMap<String, String>,
+    /// The database of the host's cell does not answer.
+    cell_down: bool,
+    /// What libvirt has; `None`: its agent cannot be asked.
+    domains: Option<BTreeSet<String>>,
     provider: bool,
     /// Nova does not get the provider removed with the service.
     leaves_provider: bool,
@@ -144,6 +151,9 @@ impl Model {
             servers: BTreeSet::new(),
             oldest: None,
             allocations: BTreeSet::new(),
+            unconfirmed: BTreeMap::new(),
+            cell_down: false,
+            domains: None,
             provider: true,
             leaves_provider: false,
             pods: false,
@@ -414,10 +424,23 @@ impl Model {
                 };
                 self.reads.workload = Some(Read { at: now, value });
             }
+            Action::ReadDomains => {
+                let domains = self.domains.iter().flatten().cloned();
+                let domains = domains.map(|id| (id, Domain::default())).collect();
+                let value = match self.domains {
+                    Some(_) => Report::Domains(domains),
+                    None => Report::Silent("it has no heartbeat".to_owned()),
+                };
+                self.reads.libvirt = Some(Read { at: now, value });
+            }
             Action::ReadRemains { .. } => self.read_remains(),
             Action::DeleteAllocations { consumers } => {
                 for consumer in consumers {
                     assert!(!self.servers.contains(consumer), "it lives");
+                    assert!(
+                        !self.unconfirmed.contains_key(consumer),
+                        "it may be reverted"
+                    );
                     self.allocations.remove(consumer);
                 }
                 self.reads.remains = None;
@@ -448,9 +471,24 @@ impl Model {
     }
 
     fn read_remains(&mut self) {
-        let consumers: BTreeSet<String> = self.allocations.union(&self.servers).cloned().collect();
+        let consumers: BTreeSet<String> = self
+            .allocations
+            .union(&self.servers)
+            .chain(self.unconfirmed.keys())
+            .cloned()
+            .collect();
+        // Nova's lists leave out what a cell has that is down.
+        let unconfirmed = match self.cell_down {
+            true => BTreeMap::new(),
+            false => self.unconfirmed.clone(),
+        };
+        let listed = match self.cell_down {
+            true => BTreeSet::new(),
+            false => self.servers.clone(),
+        };
         let value = Remains {
-            servers: self.servers.clone(),
+            servers: listed,
+            cell_down: self.cell_down,
             service: self
                 .fleet
                 .services
@@ -461,7 +499,13 @@ impl Model {
                 .then(|| (PROVIDER.to_owned(), consumers))
                 .into_iter()
                 .collect(),
-            alive: self.servers.clone(),
+            alive: self
+                .servers
+                .iter()
+                .chain(unconfirmed.keys())
+                .cloned()
+                .collect(),
+            unconfirmed,
         };
         self.reads.looked(self.now, value);
     }
@@ -1121,6 +1165,64 @@ fn offboarding_waits_for_what_lives() {
         .unwrap();
     assert!(wait.message.unwrap().contains("vm-late"));
     model.servers.clear();
+    model.settle();
+    assert_eq!(model.phase(), Some(Phase::Decommissioned));
+}
+
+/// Offboards a host, with something in the way; returns what it waits for.
+fn offboards_until(model: &mut Model) -> String {
+    model.maintain(Maintenance::Termination);
+    model.settle();
+    model.eviction_ends(Reason::Succeeded);
+    for _ in 0..20 {
+        model.turn(false);
+        model.now += SignedDuration::from_secs(6);
+    }
+    for action in ["delete-allocations", "delete-service", "delete-providers"] {
+        assert!(!model.did(action), "{action}");
+    }
+    let status = model.hypervisor.object.status.clone().unwrap();
+    status.waiting_for.unwrap().message.unwrap()
+}
+
+#[test]
+fn offboarding_destroys_nothing_while_the_cell_of_the_host_is_down() {
+    let mut model = Model::onboarded();
+    // Nova would know this one if its cell answered.
+    let (migration, server) = ("migration".to_owned(), "vm".to_owned());
+    model.unconfirmed.insert(migration, server);
+    model.cell_down = true;
+    let waits = offboards_until(&mut model);
+    assert!(waits.contains("cell"), "{waits}");
+    model.cell_down = false;
+    model.unconfirmed.clear();
+    model.settle();
+    assert_eq!(model.phase(), Some(Phase::Decommissioned));
+}
+
+#[test]
+fn offboarding_does_not_take_an_unconfirmed_resize_for_dead() {
+    let mut model = Model::onboarded();
+    let (migration, server) = ("migration-1".to_owned(), "vm-1".to_owned());
+    model.unconfirmed.insert(migration, server);
+    let waits = offboards_until(&mut model);
+    assert!(
+        waits.contains("vm-1") && waits.contains("confirm"),
+        "{waits}"
+    );
+    model.unconfirmed.clear();
+    model.settle();
+    assert_eq!(model.phase(), Some(Phase::Decommissioned));
+}
+
+#[test]
+fn offboarding_asks_libvirt_before_the_agents_leave() {
+    let mut model = Model::onboarded();
+    model.domains = Some(["forgotten".to_owned()].into());
+    let waits = offboards_until(&mut model);
+    assert!(waits.contains("forgotten"), "{waits}");
+    assert!(!model.did("read-pods"), "the agents stay");
+    model.domains = Some(BTreeSet::new());
     model.settle();
     assert_eq!(model.phase(), Some(Phase::Decommissioned));
 }

@@ -5,8 +5,8 @@
 //! was read is asked for again whenever it is too old for the question at hand.
 //!
 //! A turn has this order: what is on the host (here), what became of those on their way (`follow`),
-//! whether the others can be moved (`rest`), whether it is over (`end`), who goes next (`start`), and
-//! what is read again when (`look`).
+//! whether the others can be moved (`rest`), whether it is over (`end`) and nothing is left (`agree`),
+//! who goes next (`start`), and what is read again when (`look`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,8 +25,10 @@ use kube::ResourceExt;
 use self::look::Glance;
 use super::budget::Room;
 use super::seen::{Action, Seen};
+use super::witness::Report;
 use crate::pass::cut;
 
+mod agree;
 mod end;
 mod follow;
 mod look;
@@ -83,6 +85,8 @@ struct Turn<'a> {
     glance: Option<Glance>,
     /// One could go if it were known which targets have their places back.
     cramped: bool,
+    /// The cell of the host does not answer.
+    cell_down: bool,
 }
 
 impl<'a> Turn<'a> {
@@ -102,6 +106,7 @@ impl<'a> Turn<'a> {
             methods: BTreeMap::new(),
             glance: None,
             cramped: false,
+            cell_down: false,
             status,
         }
     }
@@ -221,10 +226,7 @@ impl<'a> Turn<'a> {
                 return false;
             }
             Ok(None) => {
-                self.end(
-                    Outcome::Succeeded,
-                    "Nova never knew the host: there is nothing to move",
-                );
+                self.never_known();
                 return false;
             }
             Ok(Some(identity)) => identity,
@@ -250,6 +252,29 @@ impl<'a> Turn<'a> {
             .hypervisor_service_id
             .clone_from(&identity.hypervisor_id);
         true
+    }
+
+    /// Nova does not know the host and never did: then nothing is there, unless libvirt has domains.
+    fn never_known(&mut self) {
+        let seen = self.seen;
+        let Some(read) = &seen.reads.libvirt else {
+            self.actions.insert(Action::ReadDomains);
+            return self.wait("Libvirt", "libvirt of the host is asked".to_owned());
+        };
+        match &read.value {
+            Report::Domains(domains) if !domains.is_empty() => {
+                let text = format!(
+                    "Nova does not know the host, and libvirt has {} domains there",
+                    domains.len()
+                );
+                self.libvirt_again();
+                self.wait("WitnessesDisagree", text);
+            }
+            Report::Domains(_) | Report::Silent(_) => self.end(
+                Outcome::Succeeded,
+                "Nova never knew the host: there is nothing to move",
+            ),
+        }
     }
 
     /// What Nova calls the host, and whether it lives.

@@ -32,6 +32,10 @@ const AFTER_CONFLICT: Duration = Duration::from_millis(200);
 /// Everything is looked at again, although nothing has changed.
 const SAFETY: Duration = Duration::from_secs(300);
 
+/// Waits that somebody should look at: those who know what is on the host do not agree, or cannot
+/// say.
+const DOUBTS: [&str; 3] = ["CellDown", "UnconfirmedResize", "WitnessesDisagree"];
+
 /// All that turns need.
 pub struct Engine {
     /// The API server.
@@ -425,6 +429,14 @@ impl Engine {
             };
             let text = wait.message.clone().unwrap_or_default();
             report("status.waitingFor", Severity::Warning, reason, "Move", text);
+        }
+        let reason = |wait: &Option<Wait>| wait.as_ref().map(|wait| wait.reason.clone());
+        if let Some(wait) = &new.waiting_for
+            && reason(&old.waiting_for).as_deref() != Some(&wait.reason)
+            && let Some(known) = DOUBTS.into_iter().find(|known| *known == wait.reason)
+        {
+            let text = wait.message.clone().unwrap_or_default();
+            report("status.waitingFor", Severity::Warning, known, "Evict", text);
         }
         for row in &new.instances {
             let before = old.instances.iter().find(|one| one.id == row.id);

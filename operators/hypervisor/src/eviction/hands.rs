@@ -10,6 +10,7 @@ use cobalt_api::hypervisor::Hypervisor;
 use cobalt_api::names::finalizers;
 use cobalt_openstack::compute::{
     ComputeService, Migration, MigrationFilter, Server, ServerFilter, ServerState, ServiceState,
+    ServiceStatus,
 };
 use cobalt_openstack::placement::{CandidateQuery, Resources};
 use cobalt_openstack::{Client as OpenStack, Error, Port, found};
@@ -25,6 +26,7 @@ use super::seen::{Action, Asked, Group, MoveMethod, Reads, Trouble};
 use super::signs::{Probe, Record};
 use super::survey::{Survey, hosts_taken, members_to_find};
 use super::transfer::Transfer;
+use super::witness::{self, Claims, Place};
 use crate::fleet::Watched;
 use crate::host::Read;
 
@@ -127,12 +129,7 @@ impl Hands {
                 Box::new(move |reads| {
                     let before = reads.servers.as_ref().map(|read| read.at);
                     if before.is_none_or(|before| before < at) {
-                        reads.empty = if servers.is_empty() {
-                            reads.empty + 1
-                        } else {
-                            0
-                        };
-                        reads.servers = Some(Read { at, value: servers });
+                        reads.listed(at, servers);
                     }
                 })
             }
@@ -209,7 +206,24 @@ impl Hands {
                 let used = found(placement.provider_allocations(provider).await)?;
                 let used = used.map(|used| used.allocations).unwrap_or_default();
                 let value = used.into_keys().collect();
-                Box::new(move |reads| reads.holders = Some(Read { at, value }))
+                Box::new(move |reads| {
+                    reads.placement_trouble = None;
+                    reads.holders = Some(Read { at, value });
+                })
+            }
+            Action::ReadClaims { host, consumers } => {
+                let service = compute.service_of(host).await?;
+                let value = Claims {
+                    cell_down: service.is_some_and(|one| one.status == ServiceStatus::Unknown),
+                    by: witness::claims(&self.openstack, host, consumers).await?,
+                };
+                Box::new(move |reads| reads.claims = Some(Read { at, value }))
+            }
+            Action::ReadDomains => {
+                let host = &eviction.spec.hypervisor;
+                let report = witness::report(&self.client, host, DEADLINE).await;
+                let value = report.map_err(Failure::Kubernetes)?;
+                Box::new(move |reads| reads.libvirt = Some(Read { at, value }))
             }
             Action::ReadReason { server, request } => {
                 let action = found(compute.action(server, request).await)?;
@@ -226,8 +240,7 @@ impl Hands {
                     Some(_) => None,
                     None => Some(compute.deleted_server(server).await?),
                 };
-                // Shelved and offloaded ones are on no host.
-                let value = read.map(|read| read.host.unwrap_or_default());
+                let value = Place::of(read);
                 let server = server.clone();
                 Box::new(move |reads| {
                     if let Some(last) = last {
@@ -296,7 +309,10 @@ impl Hands {
             Action::Confirm { server } => {
                 compute.confirm_resize(server).await?;
                 // What is known of its migration is not so any more.
-                Box::new(|reads| reads.migrations = None)
+                Box::new(|reads| {
+                    reads.migrations = None;
+                    (reads.holders, reads.claims) = (None, None);
+                })
             }
             Action::Abort { server, migration } => {
                 found(compute.abort_migration(server, *migration).await)?;
@@ -574,7 +590,11 @@ impl Hands {
 fn is_of_others(action: &Action) -> bool {
     matches!(
         action,
-        Action::Hold | Action::Release | Action::ReadRunning | Action::ReadHolders { .. }
+        Action::Hold
+            | Action::Release
+            | Action::ReadRunning
+            | Action::ReadDomains
+            | Action::ReadHolders { .. }
     )
 }
 
@@ -627,6 +647,10 @@ fn failed(reads: &mut Reads, action: &Action, failure: &Failure) {
         // Nova is asked by the clock instead.
         Action::ReadHolders { .. } => {
             reads.holders = None;
+            reads.placement_trouble = Some(Read {
+                at: now,
+                value: text,
+            });
             return;
         }
         Action::Move { server, .. } => {
@@ -664,6 +688,8 @@ fn failed(reads: &mut Reads, action: &Action, failure: &Failure) {
             | Action::ReadServer { .. }
             | Action::ReadStuck { .. }
             | Action::ReadRunning
+            | Action::ReadClaims { .. }
+            | Action::ReadDomains
             | Action::Hold
             | Action::Release
             | Action::Confirm { .. }

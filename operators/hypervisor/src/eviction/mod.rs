@@ -2,6 +2,7 @@
 //!
 //! - [`seen`]: everything that a decision is made from;
 //! - [`verdict`]: whether one instance can be moved, and how;
+//! - [`witness`]: who says what of what is left on a host;
 //! - [`decide`]: from what is seen to what is said and done, without a clock or a socket;
 //! - [`signs`]: when something last happened to a migration;
 //! - [`survey`]: which hosts could take an instance, and why the others do not;
@@ -23,6 +24,7 @@ pub mod signs;
 pub mod survey;
 pub mod transfer;
 pub mod verdict;
+pub mod witness;
 
 #[cfg(test)]
 mod simulation;

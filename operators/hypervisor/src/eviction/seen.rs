@@ -11,6 +11,7 @@ use super::budget::{Limits, Room};
 use super::signs::{Probe, Signs};
 use super::survey::Survey;
 use super::transfer::Transfer;
+use super::witness::{Claims, Place, Report};
 use crate::fleet::Identity;
 use crate::host::Read;
 
@@ -58,8 +59,8 @@ impl Source {
 pub struct Reads {
     /// The servers on the host, as Nova says.
     pub servers: Option<Read<Vec<Server>>>,
-    /// How often in a row that list was empty.
-    pub empty: u32,
+    /// When that list was empty, as long as it has not had a server since: the newest two times.
+    pub empties: Vec<Timestamp>,
     /// Migrations off the host, the newest first.
     pub migrations: Option<Read<Vec<Migration>>>,
     /// When all of them were read, and not only those that had changed.
@@ -68,8 +69,8 @@ pub struct Reads {
     pub asked: BTreeMap<String, Asked>,
     /// Why the last request for an instance failed, by request; `None`: it does not say.
     pub reasons: BTreeMap<String, Option<String>>,
-    /// Where instances that are not on the host are; `None`: there is no such server any more.
-    pub elsewhere: BTreeMap<String, Read<Option<String>>>,
+    /// Where instances that are not on the host are.
+    pub elsewhere: BTreeMap<String, Read<Place>>,
     /// On which host deleted instances were last; `None`: Nova never had such a server.
     pub deleted: BTreeMap<String, Option<String>>,
     /// Which hosts have room, by instance; and why that is not known.
@@ -80,6 +81,12 @@ pub struct Reads {
     pub leaving: BTreeSet<String>,
     /// Who holds something of the host in Placement: its servers, and migrations off it.
     pub holders: Option<Read<BTreeSet<String>>>,
+    /// Why Placement has not told.
+    pub placement_trouble: Option<Read<String>>,
+    /// Who they are.
+    pub claims: Option<Read<Claims>>,
+    /// What the agent of the host says of libvirt's domains.
+    pub libvirt: Option<Read<Report>>,
     /// Those who did so before anything was moved, and are none of its servers.
     pub strangers: BTreeSet<String>,
     /// Server groups with a hard rule.
@@ -107,6 +114,18 @@ pub struct Reads {
 }
 
 impl Reads {
+    /// Keeps the list of servers on the host.
+    pub fn listed(&mut self, at: Timestamp, servers: Vec<Server>) {
+        if servers.is_empty() {
+            self.empties.push(at);
+            let old = self.empties.len().saturating_sub(2);
+            self.empties.drain(..old);
+        } else {
+            self.empties.clear();
+        }
+        self.servers = Some(Read { at, value: servers });
+    }
+
     /// Sets apart who holds something of the host before anything is moved off it.
     pub fn meet(&mut self, eviction: &Eviction, mut holders: BTreeSet<String>) {
         let rows = eviction.status.iter().flat_map(|status| &status.instances);
@@ -269,6 +288,15 @@ pub enum Action {
         /// The provider of the host.
         provider: Option<String>,
     },
+    /// See who they are that hold something of the host, and whether its cell answers.
+    ReadClaims {
+        /// The host, as Nova calls it.
+        host: String,
+        /// Their ids in Placement.
+        consumers: BTreeSet<String>,
+    },
+    /// Ask the agent of the host which domains libvirt has.
+    ReadDomains,
     /// See in Placement who still holds something of the host. It is a glance, cheaper than to ask
     /// Nova: it says when to ask Nova, and at the end whether anybody is on the way to the host.
     ReadHolders {
@@ -368,6 +396,8 @@ impl Action {
             Self::ReadMigrations { .. } => "read-migrations",
             Self::ReadTargets { .. } => "read-targets",
             Self::ReadHolders { .. } => "read-holders",
+            Self::ReadClaims { .. } => "read-claims",
+            Self::ReadDomains => "read-domains",
             Self::ReadReason { .. } => "read-reason",
             Self::ReadServer { .. } => "read-server",
             Self::ReadTransfer { .. } => "read-transfer",

@@ -16,6 +16,7 @@ use super::budget::{Limits, Room};
 use super::decide::{decide, is_held};
 use super::seen::{Action, Asked, Policy, Reads, Seen, Source};
 use super::signs::{Probe, Record};
+use super::witness::{Claim, Claims, Domain, Place, Report};
 use crate::fleet::Identity;
 use crate::host::Read;
 
@@ -64,6 +65,23 @@ struct Story {
     targets: usize,
     /// Placement has something of the host for one whom Nova does not know.
     stranger: bool,
+    /// The database of the cell does not answer from here to there.
+    cell_down: Option<(i64, i64)>,
+    /// The host has an agent that lives.
+    agent: bool,
+    /// Until then libvirt has a domain that neither Nova nor Placement knows.
+    ghost_until: Option<i64>,
+    /// A server that was resized or migrated off the host before, and waits to be confirmed.
+    unconfirmed: Option<Unconfirmed>,
+}
+
+#[derive(Debug, Clone)]
+struct Unconfirmed {
+    kind: &'static str,
+    /// Its owner decides then; never if absent.
+    decides_at: Option<i64>,
+    /// He takes it back.
+    reverts: bool,
 }
 
 /// Stands in for Nova and for time.
@@ -117,12 +135,43 @@ impl FakeNova {
             },
         );
         eviction.metadata.uid = Some("uid".to_owned());
+        let mut servers: BTreeMap<String, (Server, Fate)> = servers.collect();
+        let mut migrations = Vec::new();
+        let mut shows = BTreeMap::new();
+        if let Some(unconfirmed) = &story.unconfirmed {
+            let fate = Fate {
+                status: "VERIFY_RESIZE",
+                task: None,
+                settles_at: None,
+                seconds: 1,
+                failures: 0,
+                forsaken: 0,
+                lost: 0,
+                stuck: 0,
+                runs: true,
+                refusals: 0,
+                deleted_at: None,
+                memory: 1,
+            };
+            let mut resized = server("resized", &fate);
+            resized.host = Some("target-0".to_owned());
+            servers.insert("resized".to_owned(), (resized, fate));
+            let old: Migration = serde_json::from_value(json!({
+                "id": 1, "uuid": "migration-1", "instance_uuid": "resized",
+                "status": "finished", "migration_type": unconfirmed.kind,
+                "source_compute": HOST, "dest_compute": "target-0",
+            }))
+            .unwrap();
+            migrations.push(old);
+            // It is older than what an eviction looks at.
+            shows.insert(1, Timestamp::MAX);
+        }
         Self {
             now: Timestamp::from_second(START).unwrap(),
-            servers: servers.collect(),
-            migrations: Vec::new(),
+            servers,
+            migrations,
             ends: BTreeMap::new(),
-            shows: BTreeMap::new(),
+            shows,
             offloads: BTreeMap::new(),
             most: 0,
             most_to_one: 0,
@@ -164,8 +213,74 @@ impl FakeNova {
         outage.is_none_or(|(from, to)| second < from || to <= second)
     }
 
+    fn cell_is_down(&self) -> bool {
+        let second = self.second();
+        let window = self.story.cell_down;
+        window.is_some_and(|(from, to)| from <= second && second < to)
+    }
+
+    /// The owner of a resize confirms it or takes it back.
+    fn decide_resize(&mut self) {
+        let Some(story) = self.story.unconfirmed.clone() else {
+            return;
+        };
+        if story.decides_at.is_none_or(|at| self.second() < at) {
+            return;
+        }
+        self.story.unconfirmed = None;
+        let mut all = self.migrations.iter_mut();
+        let Some(one) = all.find(|one| one.id == 1 && one.status == MigrationStatus::Finished)
+        else {
+            return;
+        };
+        let Some((server, _)) = self.servers.get_mut("resized") else {
+            return;
+        };
+        server.status = ServerStatus::Active;
+        one.status = MigrationStatus::Confirmed;
+        if story.reverts {
+            one.status = MigrationStatus::Reverted;
+            server.host = Some(HOST.to_owned());
+        }
+    }
+
+    /// What libvirt has on the host.
+    fn domains(&self) -> BTreeMap<String, Domain> {
+        let here = self.servers.iter();
+        let here = here.filter(|(_, (one, _))| one.host.as_deref() == Some(HOST));
+        let ghost = self.story.ghost_until;
+        let ghost = ghost.filter(|until| self.second() < *until);
+        let domain = Domain {
+            runs: true,
+            state: "running".to_owned(),
+            crashed: false,
+        };
+        here.map(|(id, _)| id.clone())
+            .chain(ghost.map(|_| "ghost".to_owned()))
+            .map(|id| (id, domain.clone()))
+            .collect()
+    }
+
+    fn claims(&self, consumers: &BTreeSet<String>) -> Claims {
+        let down = self.cell_is_down();
+        let claim = |id: &String| {
+            let place = match self.servers.get(id) {
+                Some(_) if down => Place::CellDown,
+                found => Place::of(found.map(|(server, _)| server.clone())),
+            };
+            // A cell that is down has no migrations to show.
+            let known: &[Migration] = if down { &[] } else { &self.migrations };
+            (id.clone(), Claim::of(id, place, known))
+        };
+        Claims {
+            cell_down: down,
+            by: consumers.iter().map(claim).collect(),
+        }
+    }
+
     /// What comes to its end by itself.
     fn pass_time(&mut self) {
+        self.decide_resize();
         let due: Vec<i64> = self
             .ends
             .iter()
@@ -212,6 +327,7 @@ impl FakeNova {
                 && let Some((server, _)) = self.servers.get_mut(id)
             {
                 server.host = None;
+                server.status = ServerStatus::ShelvedOffloaded;
                 server.task_state = None;
             }
         }
@@ -265,7 +381,11 @@ impl FakeNova {
 
     fn answer(&mut self, action: &Action) {
         let at = self.now;
-        if self.silent() {
+        let changes = matches!(
+            action,
+            Action::Move { .. } | Action::Confirm { .. } | Action::Abort { .. }
+        );
+        if self.silent() || (changes && self.cell_is_down()) {
             if let Action::Move { server, .. } = action {
                 let text = "503".to_owned();
                 self.reads
@@ -294,19 +414,15 @@ impl FakeNova {
             Action::ReadServers { .. } => {
                 let here = self.servers.values().map(|(server, _)| server.clone());
                 let here: Vec<Server> = here
-                    .filter(|one| one.host.as_deref() == Some(HOST))
+                    .filter(|one| one.host.as_deref() == Some(HOST) && !self.cell_is_down())
                     .collect();
-                self.reads.empty = if here.is_empty() {
-                    self.reads.empty + 1
-                } else {
-                    0
-                };
-                self.reads.servers = Some(Read { at, value: here });
+                self.reads.listed(at, here);
             }
             Action::ReadMigrations { .. } => {
                 let all = self.migrations.iter().rev();
-                let shown =
-                    all.filter(|one| self.shows.get(&one.id).is_none_or(|from| *from <= at));
+                let shown = all.filter(|one| {
+                    self.shows.get(&one.id).is_none_or(|from| *from <= at) && !self.cell_is_down()
+                });
                 let value: Vec<Migration> = shown.cloned().collect();
                 self.reads.signs.listed(&value, at);
                 self.reads.migrations = Some(Read { at, value });
@@ -333,13 +449,25 @@ impl FakeNova {
                 self.reads.reasons.insert(request.clone(), text);
             }
             Action::ReadServer { server } => {
-                let value = self
-                    .servers
-                    .get(server)
-                    .map(|(one, _)| one.host.clone().unwrap_or_default());
+                let value = match self.servers.get(server) {
+                    Some(_) if self.cell_is_down() => Place::CellDown,
+                    found => Place::of(found.map(|(server, _)| server.clone())),
+                };
                 self.reads
                     .elsewhere
                     .insert(server.clone(), Read { at, value });
+            }
+            Action::ReadClaims { consumers, .. } => {
+                let value = self.claims(consumers);
+                self.reads.claims = Some(Read { at, value });
+            }
+            Action::ReadDomains => {
+                let value = if self.story.agent {
+                    Report::Domains(self.domains())
+                } else {
+                    Report::Silent("its agent has no heartbeat".to_owned())
+                };
+                self.reads.libvirt = Some(Read { at, value });
             }
             Action::ReadRunning => {
                 let here = self.servers.values();
@@ -384,8 +512,12 @@ impl FakeNova {
                     all.find(|one| one.server == *server && one.status == MigrationStatus::Finished)
                 {
                     one.status = MigrationStatus::Confirmed;
+                    if let Some((server, _)) = self.servers.get_mut(server) {
+                        server.status = ServerStatus::Active;
+                    }
                 }
                 self.reads.migrations = None;
+                (self.reads.holders, self.reads.claims) = (None, None);
             }
             Action::Abort { server, migration } => {
                 if self.ends.remove(migration).is_some() {
@@ -487,7 +619,8 @@ impl FakeNova {
             ToOwned::to_owned,
         );
         let migration = serde_json::from_value(json!({
-            "id": number, "instance_uuid": id, "status": "running",
+            "id": number, "uuid": format!("migration-{number}"), "instance_uuid": id,
+            "status": "running",
             "migration_type": if live { "live-migration" } else { "migration" },
             "source_compute": HOST, "dest_compute": dest,
         }))
@@ -687,9 +820,11 @@ fn story() -> impl Strategy<Value = Story> {
         prop::collection::vec(0_i64..120, 0..5),
         prop::option::weighted(0.2, (0_i64..30, 31_i64..90)),
         (
-            1_usize..4,
-            any::<bool>(),
+            (1_usize..4, any::<bool>(), any::<bool>()),
             prop::option::weighted(0.2, (0_i64..30, 31_i64..900)),
+            prop::option::weighted(0.3, (0_i64..60, 1_i64..90)),
+            prop::option::weighted(0.15, prop::sample::select(vec![3_i64, 40, 100_000])),
+            prop::option::weighted(0.3, unconfirmed()),
         ),
     )
         .prop_map(
@@ -702,7 +837,7 @@ fn story() -> impl Strategy<Value = Story> {
                 cancel_at,
                 mut deaths,
                 silence,
-                (targets, stranger, no_conductor),
+                ((targets, stranger, agent), no_conductor, cell_down, ghost_until, unconfirmed),
             )| {
                 deaths.sort_unstable();
                 let (source, target, zone, cluster) = limits;
@@ -723,9 +858,26 @@ fn story() -> impl Strategy<Value = Story> {
                     no_conductor,
                     targets,
                     stranger,
+                    cell_down: cell_down.map(|(from, long)| (from, from + long)),
+                    agent,
+                    ghost_until,
+                    unconfirmed,
                 }
             },
         )
+}
+
+fn unconfirmed() -> impl Strategy<Value = Unconfirmed> {
+    (
+        prop::sample::select(vec!["resize", "migration"]),
+        prop::option::weighted(0.7, 0_i64..120),
+        any::<bool>(),
+    )
+        .prop_map(|(kind, decides_at, reverts)| Unconfirmed {
+            kind,
+            decides_at,
+            reverts,
+        })
 }
 
 proptest! {
@@ -748,7 +900,7 @@ proptest! {
         prop_assert!(nova.most <= limit, "{} under way, {limit} allowed", nova.most);
         prop_assert!(nova.most_to_one <= told.limits.target);
         // Only one who died may ask again for what is under way.
-        if told.deaths.is_empty() && told.silence.is_none() {
+        if told.deaths.is_empty() && told.silence.is_none() && told.cell_down.is_none() {
             prop_assert_eq!(nova.doubled, 0);
         }
 
@@ -766,6 +918,10 @@ proptest! {
             let mut left = nova.migrations.iter();
             let left = left.any(|one| one.status == MigrationStatus::Finished && nova.servers.contains_key(&one.server));
             prop_assert!(!left, "a cold migration waits to be confirmed: {:#?}", nova.migrations);
+            let ended = status.finished_at.as_ref().unwrap().0.as_second() - START;
+            if told.agent {
+                prop_assert!(told.ghost_until.is_none_or(|until| until <= ended + 1), "{status:#?}");
+            }
         }
         for row in &status.instances {
             prop_assert!(!matches!(row.state, InstanceState::Pending | InstanceState::Moving | InstanceState::Blocked));
@@ -812,6 +968,10 @@ proptest! {
             no_conductor: None,
             targets: 2,
             stranger: false,
+            cell_down: None,
+            agent: true,
+            ghost_until: None,
+            unconfirmed: None,
         });
         prop_assert!(nova.play());
         let status = nova.eviction.status.clone().unwrap();

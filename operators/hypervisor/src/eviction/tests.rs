@@ -23,8 +23,11 @@ use super::signs::{Probe, Record};
 use super::survey::Survey;
 use super::transfer::Transfer;
 use super::verdict::{judge, priority};
+use super::witness::{Place, Report};
 use crate::fleet::Identity;
 use crate::host::Read;
+
+mod witness;
 
 const HOST: &str = "source";
 
@@ -49,6 +52,25 @@ fn server(id: &str, more: Value) -> Server {
 
 fn read<T>(value: T) -> Option<Read<T>> {
     Some(Read { at: now(), value })
+}
+
+/// Read after the list of servers.
+fn later<T>(value: T) -> Option<Read<T>> {
+    let at = now() + SignedDuration::from_millis(1);
+    Some(Read { at, value })
+}
+
+fn place_on(host: &str) -> Place {
+    Place::On {
+        host: host.to_owned(),
+        status: "ACTIVE".to_owned().into(),
+        busy: false,
+        fault: None,
+    }
+}
+
+fn silent() -> Report {
+    Report::Silent("a test".to_owned())
 }
 
 /// Everything was read, and these servers are there.
@@ -401,7 +423,7 @@ fn a_migration_that_nobody_brings_to_its_end_has_failed() {
     ] {
         let found = Read {
             at: ago(29),
-            value: found.map(ToOwned::to_owned),
+            value: found.map_or(Place::Gone, place_on),
         };
         gone.reads.elsewhere = [("a".to_owned(), found)].into();
         assert_eq!(row(&decide(&gone, now()), "a").state, expected);
@@ -605,6 +627,7 @@ fn w1_a_host_that_nova_lost_is_no_success() {
     let reason = conditions::reason(&decision.status.conditions, EvictionCondition::Evicting);
     assert_eq!(reason, Some(Reason::Failed));
     lost.source.was_registered = false;
+    lost.reads.libvirt = later(silent());
     assert_eq!(
         decide(&lost, now()).status.outcome,
         Some(Outcome::Succeeded)
@@ -616,9 +639,13 @@ fn w3_the_host_is_empty_when_it_was_read_so_twice() {
     let mut moved = moving("a");
     moved.state = InstanceState::Moved;
     let mut empty = seen(reads(Vec::new()), running(vec![moved]));
-    empty.reads.empty = 1;
+    empty.reads.empties = vec![now()];
+    empty.reads.libvirt = later(silent());
+    if let Ok(Some(identity)) = &mut empty.source.identity {
+        identity.hypervisor_id = None;
+    }
     assert_eq!(decide(&empty, now()).status.outcome, None);
-    empty.reads.empty = 2;
+    empty.reads.empties = vec![ago(1), now()];
     let decision = decide(&empty, now());
     assert_eq!(decision.status.outcome, Some(Outcome::Succeeded));
     assert!(decision.actions.contains(&Action::Release));
@@ -1247,7 +1274,8 @@ fn an_empty_list_counts_as_two_where_nobody_holds_anything() {
         ..EvictionInstance::new("a")
     };
     let mut seen = seen(reads(Vec::new()), running(vec![moved]));
-    seen.reads.empty = 1;
+    seen.reads.empties = vec![now()];
+    seen.reads.libvirt = later(silent());
     let later = now() + SignedDuration::from_millis(100);
     for (holders, at, ends) in [
         (&[][..], later, true),
@@ -1540,7 +1568,11 @@ fn a_plan_says_that_nothing_can_leave_a_host_that_is_down() {
 fn an_id_that_was_never_on_the_host_is_an_error() {
     let elsewhere = |on: Option<&str>| Read {
         at: now(),
-        value: on.map(ToOwned::to_owned),
+        value: match on {
+            None => Place::Gone,
+            Some("") => Place::Offloaded,
+            Some(host) => place_on(host),
+        },
     };
     let left = |ended: i64| {
         let mut left = migration(6, "a", "completed");
@@ -1626,12 +1658,11 @@ fn an_instance_that_was_on_the_host_and_left_by_itself_is_no_error() {
     change(&mut left, |eviction| {
         eviction.spec.instances = vec!["a".to_owned()];
     });
-    let on = Some("t1".to_owned());
     left.reads.elsewhere = [(
         "a".to_owned(),
         Read {
             at: now(),
-            value: on,
+            value: place_on("t1"),
         },
     )]
     .into();
@@ -1640,7 +1671,7 @@ fn an_instance_that_was_on_the_host_and_left_by_itself_is_no_error() {
         "a".to_owned(),
         Read {
             at: now(),
-            value: None,
+            value: Place::Gone,
         },
     )]
     .into();

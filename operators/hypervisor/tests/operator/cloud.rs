@@ -56,6 +56,12 @@ pub async fn slow_cloud() -> &'static Cloud {
         .await
 }
 
+/// One whose cell one test may stop: the others would notice.
+pub async fn cell_cloud() -> &'static Cloud {
+    static CLOUD: OnceCell<Cloud> = OnceCell::const_new();
+    CLOUD.get_or_init(|| start("cell", 4)).await
+}
+
 /// One lab with real nodes at a time: the machine has room for about seven of them.
 pub static NODES: Mutex<()> = Mutex::const_new(());
 
@@ -245,6 +251,16 @@ impl Cloud {
     pub async fn kill_host(&self, name: &str) {
         self.control("POST", &format!("/hosts/{name}/kill"), json!({}))
             .await;
+    }
+
+    /// Nova's API cannot reach the database of the cell of all hosts.
+    pub async fn stop_cell(&self) {
+        self.control("POST", "/cell/stop", json!({})).await;
+    }
+
+    /// It can again.
+    pub async fn start_cell(&self) {
+        self.control("POST", "/cell/start", json!({})).await;
     }
 
     /// A flavor with so much memory, in MiB.

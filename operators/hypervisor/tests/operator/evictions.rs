@@ -17,7 +17,7 @@ use kube::runtime::wait::await_condition;
 use kube::{Api, ResourceExt};
 use serde_json::json;
 
-use crate::cloud::{new_server, slow_cloud};
+use crate::cloud::{Cloud, new_server, slow_cloud};
 use crate::door::{Doors, Fate};
 use crate::eviction_faults::at_once;
 use crate::support::{Operator, PATIENCE, Site, unique, until};
@@ -36,7 +36,10 @@ pub struct Drain {
 
 impl Drain {
     pub async fn new(name: &str, targets: usize, arguments: &[&str]) -> Self {
-        let cloud = slow_cloud().await;
+        Self::at(slow_cloud().await, name, targets, arguments).await
+    }
+
+    pub async fn at(cloud: &'static Cloud, name: &str, targets: usize, arguments: &[&str]) -> Self {
         let site = Site::at(cloud, name).await;
         let zone = unique(name);
         cloud.add_zone(&zone).await;

@@ -25,4 +25,5 @@ mod region;
 mod rights;
 mod support;
 mod takeover;
+mod witness;
 mod writes;

@@ -7,7 +7,7 @@ use cobalt_api::eviction::{
 use jiff::SignedDuration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::{BETWEEN_EMPTY, Stop, Turn, is_held};
+use super::{Stop, Turn, is_held};
 use crate::eviction::seen::Action;
 
 impl Turn<'_> {
@@ -66,29 +66,12 @@ impl Turn<'_> {
             self.end(outcome, &summary(counts));
             return true;
         }
-        if whole && self.seen.reads.empty < 2 {
-            // Whoever is on his way to the host is in Placement before he is in Nova's list: where
-            // nobody holds anything, that is as good as a second list.
-            let holders = self.seen.reads.holders.as_ref();
-            match holders.filter(|read| Some(read.at) > listed) {
-                Some(read) if read.value.is_empty() => {
-                    self.end(Outcome::Succeeded, &summary(counts));
-                    return true;
-                }
-                None => self.read_holders(),
-                Some(_) => {}
-            }
-            let next = listed.map_or(self.now, |listed| listed + BETWEEN_EMPTY);
-            if next <= self.now {
-                self.actions.insert(Action::ReadServers {
-                    host: host.to_owned(),
-                });
-            } else {
-                self.wake_at(next);
-            }
-            return false;
-        }
-        self.end(Outcome::Succeeded, &summary(counts));
+        let Some(notes) = self.agree(host, whole) else {
+            self.go_on_waiting();
+            return self.status.outcome.is_some();
+        };
+        let text = [vec![summary(counts)], notes].concat().join("; ");
+        self.end(Outcome::Succeeded, &text);
         true
     }
 
@@ -246,7 +229,7 @@ impl Turn<'_> {
 }
 
 /// The outcome when some have not left.
-fn failure(counts: InstanceCounts) -> Outcome {
+pub(super) fn failure(counts: InstanceCounts) -> Outcome {
     if counts.moved + counts.gone > 0 {
         Outcome::PartiallyFailed
     } else {
@@ -283,7 +266,7 @@ fn plan(rows: &[EvictionInstance]) -> String {
     text
 }
 
-fn summary(counts: InstanceCounts) -> String {
+pub(super) fn summary(counts: InstanceCounts) -> String {
     let mut text = format!(
         "{} of {} instances have left",
         counts.moved + counts.gone,

@@ -12,6 +12,7 @@ use kube::ResourceExt;
 use super::look::Glance;
 use super::{Stop, Turn, label};
 use crate::eviction::seen::{Action, Asked, Stalled};
+use crate::eviction::witness::Place;
 use crate::pass::cut;
 
 /// A request that Nova took shows in its migrations or on its server within this time.
@@ -50,6 +51,8 @@ pub(super) enum Course {
     Failed(String),
     /// Nova has left it half done, and it is not tried again: this is to be done by hand.
     Abandoned(String),
+    /// It is not on the host any more, and not well where it is: there is nothing to try again.
+    Lost(String),
 }
 
 impl<'a> Turn<'a> {
@@ -348,9 +351,6 @@ impl<'a> Turn<'a> {
 
     /// Where an instance is that is not on the host.
     fn whereabouts(&mut self, row: &EvictionInstance, host: &str) -> Course {
-        if row.method == Some(Method::Offload) && row.state == State::Moving {
-            return Course::Left { to: None };
-        }
         let listed = self
             .seen
             .reads
@@ -359,17 +359,28 @@ impl<'a> Turn<'a> {
             .map_or(Timestamp::MIN, |read| read.at);
         match self.seen.reads.elsewhere.get(&row.id) {
             // Newer than the list that does not have it.
-            Some(read) if read.at >= listed => match &read.value {
-                None => Course::Gone,
-                Some(on) if on == host => Course::Underway,
-                Some(on) => Course::Left {
-                    to: Some(on.clone()).filter(|on| !on.is_empty()),
-                },
+            Some(read) if read.at >= listed => match read.value.clone() {
+                Place::Gone => Course::Gone,
+                Place::CellDown => self.cell_is_down(),
+                Place::Offloaded => Course::Left { to: None },
+                Place::Nowhere(status) => self.nowhere(row, &status),
+                Place::On { host: on, .. } if on == host => Course::Underway,
+                Place::On { host: on, .. } => Course::Left { to: Some(on) },
             },
             _ => {
-                self.actions.insert(Action::ReadServer {
-                    server: row.id.clone(),
-                });
+                let all = &self.seen.reads.elsewhere;
+                let down = || all.values().filter(|read| read.value == Place::CellDown);
+                if down().any(|read| read.at >= listed) {
+                    return self.cell_is_down();
+                }
+                // While the cell is known to be down, one is enough to see that it is back.
+                let asks = |one: &Action| matches!(one, Action::ReadServer { .. });
+                if down().next().is_none() || !self.actions.iter().any(asks) {
+                    self.actions.insert(Action::ReadServer {
+                        server: row.id.clone(),
+                    });
+                }
+                self.go_on_waiting();
                 Course::Unknown
             }
         }
@@ -422,6 +433,33 @@ impl<'a> Turn<'a> {
         })
     }
 
+    /// Nothing is concluded while Nova does not know where its servers are.
+    fn cell_is_down(&mut self) -> Course {
+        self.cell_down = true;
+        self.wait(
+            "CellDown",
+            "the database of the host's Nova cell does not answer: Nova does not know where its \
+             servers are"
+                .to_owned(),
+        );
+        Course::Unknown
+    }
+
+    /// A server that is on no host and is not offloaded: it is being moved, or was lost.
+    fn nowhere(&mut self, row: &EvictionInstance, status: &ServerStatus) -> Course {
+        let since = row.since.as_ref().map_or(self.now, |since| since.0);
+        let until = since + self.seen.policy.patience;
+        let text = format!(
+            "Nova says that {} is {status} and on no host, which does not mean that it has left",
+            label(row)
+        );
+        if until <= self.now && row.deadline.as_ref().is_none_or(|end| end.0 <= self.now) {
+            return Course::Lost(text);
+        }
+        self.wait("WitnessesDisagree", text);
+        Course::Unknown
+    }
+
     fn apply(&mut self, row: &mut EvictionInstance, course: Course) {
         match course {
             Course::Underway | Course::Unknown => {}
@@ -471,6 +509,12 @@ impl<'a> Turn<'a> {
                     State::Failed
                 };
                 self.settle(row, state);
+            }
+            Course::Lost(text) => {
+                row.error = Some(cut(text, 2048));
+                row.progress = None;
+                self.settle(row, State::Failed);
+                self.tell_failed(row);
             }
         }
     }

@@ -8,6 +8,7 @@ use cobalt_api::eviction::{
 use cobalt_openstack::compute::Migration;
 use jiff::{SignedDuration, Timestamp};
 
+use super::agree::AGAIN;
 use super::{Turn, label};
 use crate::eviction::seen::{Action, Asked};
 
@@ -83,6 +84,7 @@ impl Turn<'_> {
             self.glance_again();
         }
         let every = match () {
+            () if self.cell_down => AGAIN,
             () if offloads => LIST_OFFLOADED,
             () if counts.moving > 0 || counts.pending > 0 => LIST_EVERY,
             () => LIST_WAITING,

@@ -41,8 +41,12 @@ impl Turn<'_> {
             .migrations
             .iter()
             .flat_map(|read| &read.value)
-            .map(|one| one.id)
-            .max();
+            .map(|one| one.id);
+        // A list from while the cell was down is empty, and an earlier attempt must not be taken for
+        // the one that begins now.
+        let rows = self.status.instances.iter();
+        let known = rows.flat_map(|row| row.migration_id.max(row.after_migration_id));
+        let newest = newest.chain(known).max();
         let mut turns: Vec<usize> = Vec::new();
         let mut taken_by = None;
         let mut next_try: Option<Timestamp> = None;

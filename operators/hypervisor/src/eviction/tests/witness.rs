@@ -1,0 +1,327 @@
+//! Nothing is left only if Nova, Placement and libvirt agree.
+
+use cobalt_openstack::compute::{MigrationKind, MigrationStatus};
+
+use super::*;
+use crate::eviction::witness::{Claim, Claims, Domain};
+
+fn moved(id: &str) -> EvictionInstance {
+    EvictionInstance {
+        state: InstanceState::Moved,
+        since: Some(Time(ago(5))),
+        ..EvictionInstance::new(id)
+    }
+}
+
+fn domain(state: &str) -> Domain {
+    Domain {
+        runs: state == "running",
+        state: state.to_owned(),
+        crashed: state == "crashed",
+    }
+}
+
+fn domains(all: &[(&str, &str)]) -> Report {
+    let all = all.iter();
+    Report::Domains(
+        all.map(|(id, state)| ((*id).to_owned(), domain(state)))
+            .collect(),
+    )
+}
+
+/// A whole host that Nova has listed as empty twice, and nothing else is known.
+fn emptied() -> Seen {
+    let mut seen = seen(reads(Vec::new()), running(vec![moved("a")]));
+    seen.reads.empties = vec![ago(2), now()];
+    seen
+}
+
+fn claims(cell_down: bool, by: &[(&str, Claim)]) -> Claims {
+    let by = by.iter();
+    Claims {
+        cell_down,
+        by: by
+            .map(|(id, claim)| ((*id).to_owned(), claim.clone()))
+            .collect(),
+    }
+}
+
+fn holders(all: &[&str]) -> BTreeSet<String> {
+    all.iter().map(|one| (*one).to_owned()).collect()
+}
+
+fn asks(decision: &Decision, name: &str) -> bool {
+    decision.actions.iter().any(|one| one.name() == name)
+}
+
+fn waits(decision: &Decision) -> Option<&str> {
+    let wait = decision.status.waiting_for.as_ref();
+    wait.map(|wait| wait.reason.as_str())
+}
+
+fn then() -> Timestamp {
+    now() + SignedDuration::from_millis(10)
+}
+
+fn on(host: &str, busy: bool) -> Claim {
+    Claim::Server(Place::On {
+        host: host.to_owned(),
+        status: "ACTIVE".to_owned().into(),
+        busy,
+        fault: None,
+    })
+}
+
+#[test]
+fn two_empty_lists_of_a_cell_that_is_down_are_no_success() {
+    let mut seen = emptied();
+    seen.reads.libvirt = later(silent());
+    assert!(asks(&decide(&seen, then()), "read-holders"));
+
+    // Placement still has the servers that Nova does not list.
+    seen.reads.holders = later(holders(&["vm"]));
+    let decision = decide(&seen, then());
+    assert_eq!(decision.status.outcome, None);
+    assert!(asks(&decision, "read-claims"));
+    let unknown = Claim::Server(Place::CellDown);
+    for (cell_down, claim) in [(false, unknown), (true, Claim::Nobody)] {
+        seen.reads.claims = later(claims(cell_down, &[("vm", claim)]));
+        let mut seen = seen.clone();
+        // However long it takes.
+        for hours in 0..5 {
+            let at = then() + SignedDuration::from_hours(hours);
+            let decision = decide(&seen, at);
+            assert_eq!(decision.status.outcome, None);
+            assert_eq!(waits(&decision), Some("CellDown"));
+            let text = decision.status.waiting_for.clone().unwrap().message;
+            assert!(text.unwrap().contains("vm"));
+            change(&mut seen, |one| one.status = Some(decision.status));
+        }
+        assert!(asks(
+            &decide(&seen, then() + SignedDuration::from_secs(5)),
+            "read-servers"
+        ));
+    }
+}
+
+#[test]
+fn a_server_whose_cell_is_down_has_not_left() {
+    let found = |place: Place| {
+        let mut pending = EvictionInstance::new("a");
+        pending.since = Some(Time(ago(20)));
+        let mut seen = seen(reads(Vec::new()), running(vec![pending]));
+        seen.reads.elsewhere = [("a".to_owned(), later(place).unwrap())].into();
+        decide(&seen, then())
+    };
+    let decision = found(Place::CellDown);
+    assert_eq!(row(&decision, "a").state, InstanceState::Pending);
+    assert_eq!(waits(&decision), Some("CellDown"));
+    let decision = found(Place::Nowhere("ERROR".to_owned().into()));
+    assert_eq!(row(&decision, "a").state, InstanceState::Pending);
+    assert_eq!(waits(&decision), Some("WitnessesDisagree"));
+    let decision = found(Place::Offloaded);
+    assert_eq!(row(&decision, "a").state, InstanceState::Moved);
+    let decision = found(Place::Gone);
+    assert_eq!(row(&decision, "a").state, InstanceState::Gone);
+}
+
+#[test]
+fn while_a_cell_is_down_one_server_is_asked_for_and_not_all() {
+    let rows = ["a", "b", "c"].map(EvictionInstance::new).to_vec();
+    let mut seen = seen(reads(Vec::new()), running(rows));
+    let count = |seen: &Seen| {
+        let actions = decide(seen, now()).actions;
+        let asked = actions.iter().filter(|one| one.name() == "read-server");
+        asked.count()
+    };
+    assert_eq!(count(&seen), 3);
+    let down = |at| Read {
+        at,
+        value: Place::CellDown,
+    };
+    seen.reads.elsewhere = [("b".to_owned(), down(now()))].into();
+    assert_eq!(count(&seen), 0);
+    seen.reads.elsewhere = [("b".to_owned(), down(ago(5)))].into();
+    assert_eq!(count(&seen), 1);
+}
+
+#[test]
+fn an_offloaded_server_has_left_when_nova_says_so_and_not_when_it_is_not_listed() {
+    let mut offload = moving("a");
+    offload.method = Some(Method::Offload);
+    let mut seen = seen(reads(Vec::new()), running(vec![offload]));
+    let decision = decide(&seen, then());
+    assert_eq!(row(&decision, "a").state, InstanceState::Moving);
+    assert!(asks(&decision, "read-server"));
+    seen.reads.elsewhere = [("a".to_owned(), later(Place::Offloaded).unwrap())].into();
+    let decision = decide(&seen, then());
+    assert_eq!(row(&decision, "a").state, InstanceState::Moved);
+}
+
+#[test]
+fn a_domain_that_libvirt_still_has_is_a_contradiction() {
+    let mut seen = emptied();
+    seen.reads.holders = later(BTreeSet::new());
+    let decision = decide(&seen, then());
+    assert!(asks(&decision, "read-domains"));
+    assert_eq!(decision.status.outcome, None);
+
+    seen.reads.libvirt = later(domains(&[("ghost", "shutoff")]));
+    let mut at = then();
+    for (seconds, reason) in [(0, "Libvirt"), (14, "Libvirt"), (2, "WitnessesDisagree")] {
+        at += SignedDuration::from_secs(seconds);
+        let decision = decide(&seen, at);
+        assert_eq!(decision.status.outcome, None);
+        assert_eq!(waits(&decision), Some(reason));
+        let text = decision.status.waiting_for.clone().unwrap().message;
+        assert!(text.unwrap().contains("ghost (shutoff)"));
+        change(&mut seen, |one| one.status = Some(decision.status));
+    }
+    let over = decide(&seen, at + seen.policy.host_patience);
+    assert_eq!(over.status.outcome, Some(Outcome::PartiallyFailed));
+
+    seen.reads.libvirt = later(domains(&[]));
+    let decision = decide(&seen, at);
+    assert_eq!(decision.status.outcome, Some(Outcome::Succeeded));
+}
+
+#[test]
+fn who_was_not_asked_is_named() {
+    let mut seen = emptied();
+    seen.reads.holders = later(BTreeSet::new());
+    seen.reads.libvirt = later(silent());
+    let decision = decide(&seen, then());
+    assert_eq!(decision.status.outcome, Some(Outcome::Succeeded));
+    let all = &decision.status.conditions;
+    let said = conditions::find(all, EvictionCondition::Evicting).unwrap();
+    assert!(said.message.contains("libvirt was not asked: a test"));
+}
+
+#[test]
+fn placement_has_to_answer() {
+    let mut seen = emptied();
+    seen.reads.libvirt = later(domains(&[]));
+    seen.reads.placement_trouble = later("it is away".to_owned());
+    let decision = decide(&seen, then());
+    assert_eq!(decision.status.outcome, None);
+    assert_eq!(waits(&decision), Some("Placement"));
+    assert!(!asks(&decision, "read-holders"));
+    let decision = decide(&seen, then() + SignedDuration::from_secs(3));
+    assert!(asks(&decision, "read-holders"));
+}
+
+#[test]
+fn who_holds_something_of_the_host_is_told_apart() {
+    let resize = |kind, status| Claim::Migration {
+        server: "s".to_owned(),
+        kind,
+        status,
+    };
+    let finished = |kind| resize(kind, MigrationStatus::Finished);
+    let here = domains(&[]);
+    for (claim, libvirt, wait, confirms) in [
+        (Claim::Nobody, silent(), None, false),
+        (on("other", false), here.clone(), None, false),
+        (
+            on("other", false),
+            silent(),
+            Some("WitnessesDisagree"),
+            false,
+        ),
+        (
+            on("other", true),
+            here.clone(),
+            Some("WitnessesDisagree"),
+            false,
+        ),
+        (
+            on(HOST, false),
+            here.clone(),
+            Some("WitnessesDisagree"),
+            false,
+        ),
+        (
+            finished(MigrationKind::Resize),
+            here.clone(),
+            Some("UnconfirmedResize"),
+            false,
+        ),
+        (
+            finished(MigrationKind::Cold),
+            here.clone(),
+            Some("UnconfirmedResize"),
+            true,
+        ),
+        (
+            resize(MigrationKind::Live, MigrationStatus::Running),
+            here,
+            Some("MigrationUnderWay"),
+            false,
+        ),
+    ] {
+        let mut seen = emptied();
+        seen.reads.holders = later(holders(&["x"]));
+        seen.reads.libvirt = later(libvirt);
+        seen.reads.claims = later(claims(false, &[("x", claim.clone())]));
+        let decision = decide(&seen, then());
+        assert_eq!(waits(&decision), wait, "{claim:?}");
+        let outcome = wait.is_none().then_some(Outcome::Succeeded);
+        assert_eq!(decision.status.outcome, outcome, "{claim:?}");
+        assert_eq!(asks(&decision, "confirm"), confirms, "{claim:?}");
+    }
+}
+
+#[test]
+fn a_resize_that_nobody_confirms_is_no_success_after_all() {
+    let mut seen = emptied();
+    seen.reads.holders = later(holders(&["m"]));
+    seen.reads.libvirt = later(domains(&[]));
+    let claim = Claim::Migration {
+        server: "s".to_owned(),
+        kind: MigrationKind::Resize,
+        status: MigrationStatus::Finished,
+    };
+    seen.reads.claims = later(claims(false, &[("m", claim)]));
+    let decision = decide(&seen, then());
+    change(&mut seen, |one| one.status = Some(decision.status));
+    let over = decide(&seen, then() + seen.policy.instance_deadline);
+    assert_eq!(over.status.outcome, Some(Outcome::PartiallyFailed));
+}
+
+#[test]
+fn what_another_eviction_of_the_host_has_seen_does_not_count() {
+    let mut seen = seen(
+        reads(Vec::new()),
+        EvictionStatus {
+            started_at: Some(Time(now())),
+            ..EvictionStatus::default()
+        },
+    );
+    seen.reads.libvirt = later(silent());
+    seen.reads.holders = later(holders(&["x"]));
+    seen.reads.claims = later(claims(false, &[("x", Claim::Nobody)]));
+    // One look was before this one began.
+    seen.reads.empties = vec![ago(2), now()];
+    assert_eq!(decide(&seen, then()).status.outcome, None);
+    change(&mut seen, |one| {
+        one.status.as_mut().unwrap().started_at = Some(Time(ago(3)));
+    });
+    assert_eq!(
+        decide(&seen, then()).status.outcome,
+        Some(Outcome::Succeeded)
+    );
+}
+
+#[test]
+fn a_host_that_nova_never_knew_may_have_domains() {
+    let mut seen = seen(Reads::default(), EvictionStatus::default());
+    seen.source.identity = Ok(None);
+    seen.source.was_registered = false;
+    let decision = decide(&seen, then());
+    assert_eq!(decision.status.outcome, None);
+    assert!(asks(&decision, "read-domains"));
+    seen.reads.libvirt = later(domains(&[("a", "running")]));
+    let decision = decide(&seen, then());
+    assert_eq!(decision.status.outcome, None);
+    assert_eq!(waits(&decision), Some("WitnessesDisagree"));
+}
