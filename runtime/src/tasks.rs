@@ -74,6 +74,10 @@ pub fn shutdown_signal() -> std::io::Result<CancellationToken> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     let token = CancellationToken::new();
     let cancel = token.clone();
+    #[allow(
+        clippy::disallowed_methods,
+        reason = "it waits for a signal as long as the process lives"
+    )]
     tokio::spawn(async move {
         tokio::select! {
             _ = terminate.recv() => {}

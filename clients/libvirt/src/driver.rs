@@ -135,6 +135,10 @@ pub fn start(input: Input, output: Output, options: &Options) -> Handle {
         sinks: BTreeMap::new(),
         held: Vec::new(),
     };
+    #[allow(
+        clippy::disallowed_methods,
+        reason = "it ends with the last handle, and says why it ended"
+    )]
     tokio::spawn(async move {
         let why = task.run().await;
         tracing::debug!(%why, "connection to libvirt ended");

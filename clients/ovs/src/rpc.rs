@@ -172,6 +172,10 @@ impl Rpc {
             serial: 0,
             watch: keepalive.map(Watch::new),
         };
+        #[allow(
+            clippy::disallowed_methods,
+            reason = "it ends with the last handle, and says why it ended"
+        )]
         tokio::spawn(async move {
             let why = task.run().await;
             tracing::debug!(%why, "connection ended");

@@ -511,6 +511,10 @@ impl Supply {
             .spawn()
             .context("failed to start nsenter")?;
         // Collects the process; it ends with the node at the latest.
+        #[allow(
+            clippy::disallowed_methods,
+            reason = "it ends with the process that it waits for"
+        )]
         drop(tokio::spawn(async move { child.wait().await }));
         Ok(())
     }

@@ -238,11 +238,16 @@ pub async fn run(config: Config, client: Client, cancel: CancellationToken) -> a
     let election = config.leader_elect.then(|| {
         let (lease, lost) = (lease.clone(), lost.clone());
         let config = leader_config(&config, &instance);
-        tokio::spawn(async move {
+        #[allow(
+            clippy::disallowed_methods,
+            reason = "it is awaited when the workers have ended"
+        )]
+        let task = tokio::spawn(async move {
             let end = lead(candidate, config, leading, term, lease).await;
             lost.cancel();
             end
-        })
+        });
+        task
     });
     if let Some(mirror) = mirror {
         let leader = leader.clone();

@@ -571,6 +571,10 @@ impl Started {
     pub fn stream(self, audit: Audit) -> Body {
         let (sender, receiver) = mpsc::channel(PIECES);
         let end = self.run.stop.clone().drop_guard();
+        #[allow(
+            clippy::disallowed_methods,
+            reason = "it ends with the body, which holds the guard"
+        )]
         tokio::spawn(self.run.run(sender, audit));
         Body::from_stream(Pieces {
             receiver,

@@ -293,6 +293,10 @@ impl Engine {
         }
         let engine = Arc::clone(self);
         let (host, memory, eviction) = (Arc::clone(host), Arc::clone(memory), Arc::clone(eviction));
+        #[allow(
+            clippy::disallowed_methods,
+            reason = "its end is seen in `busy`; each call in it has a deadline"
+        )]
         tokio::spawn(async move {
             let action = &doing.1;
             let worked = engine.hands.act(&eviction, action, &memory.reads).await;
