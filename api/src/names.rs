@@ -137,8 +137,6 @@ string_enum! {
         Hypervisor => "cobaltcore/hypervisor",
         /// Says what the operator has done with a host: all of it in one write.
         Operator => "cobaltcore/hypervisor-operator",
-        /// Runs Evictions.
-        Eviction => "cobaltcore/eviction",
         /// Holds and releases Nodes.
         NodeLifecycle => "cobaltcore/node-lifecycle",
         /// Asks for certificates.
