@@ -40,13 +40,17 @@ test: build ## Run every test, after all set-up on a fresh machine
 	$(XTASK) test
 
 .PHONY: test-slow
-test-slow: build ## Random property tests and cgroup v2: what takes long or differs from run to run
+test-slow: build ## Random property tests, fuzzing, cgroup v2: what takes long or differs from run to run
 	@# One that fails does not keep the others from running.
-	$(MAKE) --keep-going test-random test-cgroup2
+	$(MAKE) --keep-going test-random fuzz test-cgroup2
 
 .PHONY: test-random
 test-random: build ## Explore property tests with random cases and many of them
 	$(XTASK) test --random $(if $(CASES),--cases $(CASES)) $(if $(SEED),--seed $(SEED))
+
+.PHONY: fuzz
+fuzz: build ## Run each fuzz target for a minute
+	$(XTASK) fuzz
 
 .PHONY: test-cgroup2
 test-cgroup2: build ## Prove the lab on cgroup v2, in a QEMU guest (slow)
@@ -60,6 +64,7 @@ lint: toolchain $(TOOLS)/bin/cargo-deny ## Format, clippy, documentation, licenc
 	cargo clippy --locked --workspace --all-targets -- -D warnings
 	@# A ban for code, not for tests; clippy has no option for that.
 	CLIPPY_CONF_DIR=$(abspath .ci/clippy) cargo clippy --locked --workspace --lib --bins -- -D warnings
+	cargo xtask fuzz --check
 	RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps --quiet
 	$(TOOLS)/bin/cargo-deny --workspace check bans licenses sources
 

@@ -1,6 +1,7 @@
 //! What developers and CI run beside `cargo`: `cargo xtask --help`.
 
 mod deps;
+mod fuzz;
 mod r#gen;
 mod images;
 mod sbom;
@@ -29,6 +30,8 @@ enum Task {
     },
     /// Build the static binaries and write one image for each
     Images(images::Arguments),
+    /// Build the fuzz targets, and run each for a while
+    Fuzz(fuzz::Arguments),
     /// Run every test, and name at the end what failed
     Test(test::Arguments),
 }
@@ -38,6 +41,7 @@ fn main() -> ExitCode {
         Task::Deps => deps::run(),
         Task::Gen { check } => r#gen::run(check),
         Task::Images(arguments) => images::run(&arguments),
+        Task::Fuzz(arguments) => fuzz::run(&arguments),
         Task::Test(arguments) => test::run(&arguments),
     };
     match done {

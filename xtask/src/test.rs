@@ -6,6 +6,7 @@
 
 mod report;
 
+use std::ffi::OsString;
 use std::hash::{BuildHasher, RandomState};
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -95,7 +96,7 @@ fn random() -> [Command; 2] {
 /// Always of the whole workspace: with other packages the features of dependencies differ, and nearly
 /// everything is compiled once more.
 fn cargo_test(targets: &[&str]) -> Command {
-    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    let mut command = Command::new(cargo());
     command
         .current_dir(root())
         .args(["test", "--locked", "--workspace", "--no-fail-fast"])
@@ -103,7 +104,13 @@ fn cargo_test(targets: &[&str]) -> Command {
     command
 }
 
-fn root() -> PathBuf {
+/// The program that runs this, if cargo does.
+pub fn cargo() -> OsString {
+    std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
+}
+
+/// The checkout.
+pub fn root() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     here.parent().unwrap_or(here).to_owned()
 }

@@ -28,8 +28,8 @@ fn package(dir: &Path) {
     fs::write(dir.join("tests/fine.rs"), fine).unwrap();
 }
 
-fn cargo(dir: &Path, arguments: &[&str]) -> Command {
-    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+fn cargo_in(dir: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(cargo());
     command
         .current_dir(dir)
         .args(["test", "--offline", "--no-fail-fast"])
@@ -46,7 +46,7 @@ fn every_test_that_failed_is_named_and_so_is_a_program_that_crashed() {
     let mut report = Report::default();
     let mut printed = Vec::new();
     for arguments in [["--lib", "--tests"].as_slice(), &["--doc"]] {
-        let command = cargo(dir.path(), arguments);
+        let command = cargo_in(dir.path(), arguments);
         let status = pass_through(command, &mut printed, |line| report.read(line));
         report.step_ended("cargo test", status.unwrap());
     }
@@ -77,7 +77,7 @@ fn a_command_that_fails_without_naming_a_test_is_named_itself() {
     package(dir.path());
     fs::write(dir.path().join("tests/fine.rs"), "this does not compile").unwrap();
     let mut report = Report::default();
-    let command = cargo(dir.path(), &["--tests"]);
+    let command = cargo_in(dir.path(), &["--tests"]);
     let status = pass_through(command, &mut Vec::new(), |line| report.read(line));
     report.step_ended("cargo test --tests", status.unwrap());
     assert_eq!(
