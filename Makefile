@@ -68,6 +68,10 @@ lint: toolchain $(TOOLS)/bin/cargo-deny ## Format, clippy, documentation, licenc
 	RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps --quiet
 	$(TOOLS)/bin/cargo-deny --workspace check bans licenses sources
 
+.PHONY: advisories
+advisories: toolchain $(TOOLS)/bin/cargo-deny ## Check the dependencies against today's RustSec advisories (needs the network)
+	$(TOOLS)/bin/cargo-deny --workspace check advisories
+
 .PHONY: bench
 bench: build ## Measure the lab, the agents and the operator (about 1.5 hours; IDLE_MINUTES=10 for the record)
 	$(COBALT) lab prepare
