@@ -51,7 +51,7 @@ pub fn decide(pass: &mut Pass) {
         return;
     }
     match spec.maintenance() {
-        Maintenance::Unset => match shutdown(host) {
+        Maintenance::Unset => match shutdown(host).filter(|_| is_onboarded(pass)) {
             Some(eviction) => shutting_down(pass, &eviction),
             None => in_service(pass),
         },
@@ -60,6 +60,11 @@ pub fn decide(pass: &mut Pass) {
         }
         Maintenance::Ha => {}
     }
+}
+
+/// Whether the host takes workload when nothing speaks against it.
+fn is_onboarded(pass: &Pass) -> bool {
+    pass.state(Type::Onboarding) == Some((Status::False, Some(Reason::Succeeded)))
 }
 
 /// The Eviction because of a shutdown that counts: one that is under way before one that has ended.
@@ -179,7 +184,7 @@ fn in_service(pass: &mut Pass) {
         pass.status.evicted = Some(false);
         pass.unsay(Type::Evicting);
     }
-    if pass.state(Type::Onboarding) != Some((Status::False, Some(Reason::Succeeded))) {
+    if !is_onboarded(pass) {
         return;
     }
     let identity = match host.identity() {

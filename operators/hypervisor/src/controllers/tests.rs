@@ -2057,6 +2057,24 @@ fn a_host_that_somebody_else_disabled_stays_disabled_after_its_reboot() {
 }
 
 #[test]
+fn a_host_that_was_never_onboarded_is_not_taken_out_of_service_for_a_shutdown() {
+    // Nobody would enable it afterwards.
+    let mut model = Model::new();
+    model.agent_says(Type::Onboarding, Status::False, Reason::Aborted);
+    let status = model.hypervisor.object.status.as_mut().unwrap();
+    status.checks = vec![Check {
+        name: "boot".to_owned(),
+        result: CheckResult::Failed,
+        message: None,
+        since: None,
+        attempt: None,
+    }];
+    model.shuts_down("hv1-0123abcd");
+    model.settle();
+    assert!(!model.did("disable-service"));
+}
+
+#[test]
 fn maintenance_makes_its_own_eviction_in_place_of_one_of_a_shutdown() {
     let mut model = Model::onboarded();
     model.servers.insert("vm-1".to_owned());
