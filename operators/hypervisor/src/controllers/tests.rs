@@ -1076,6 +1076,19 @@ fn maintenance_disables_evicts_and_comes_back() {
 }
 
 #[test]
+fn a_long_reason_of_maintenance_fits_into_the_eviction() {
+    let mut model = Model::onboarded();
+    model.maintain(Maintenance::Manual);
+    // Stored before it had a limit.
+    let long = "\u{e9}".repeat(200_000);
+    model.hypervisor.object.spec.maintenance_reason = Some(long);
+    model.settle();
+    let reason = model.eviction.unwrap().spec.reason;
+    assert_eq!(reason.chars().count(), 4096);
+    assert!(reason.starts_with("maintenance manual: "), "{reason}");
+}
+
+#[test]
 fn w11_the_eviction_of_an_earlier_maintenance_says_nothing() {
     let mut model = Model::onboarded();
     model.maintain(Maintenance::Manual);
