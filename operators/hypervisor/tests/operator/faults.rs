@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use cobalt_api::conditions::{self, HypervisorCondition as Type, Reason, Status};
 use cobalt_api::hypervisor::{CheckResult, Hypervisor, Phase};
-use cobalt_api::names::labels;
+use cobalt_api::names::{annotations, labels};
 use cobalt_openstack::compute::ServiceStatus;
 use futures::future::join_all;
 use kube::ResourceExt;
@@ -424,6 +424,34 @@ async fn a_provider_that_others_change_gets_its_traits_and_keeps_theirs() {
         (traits == ["CUSTOM_COBALT_TEST", "CUSTOM_OF_OTHERS"]).then_some(())
     })
     .await;
+
+    // Two that Placement refuses do not hold up a good one, and are named.
+    let bad = ["CUSTOM_not-one", "HW_NO_SUCH_TRAIT"];
+    let wanted = format!(
+        "CUSTOM_COBALT_TEST,{},CUSTOM_COBALT_MORE,{}",
+        bad[0], bad[1]
+    );
+    let change = json!({ "metadata": { "annotations": { annotations::CUSTOM_TRAITS: wanted } } });
+    let params = kube::api::PatchParams::default();
+    let patch = kube::api::Patch::Merge(&change);
+    let patched = world.site.nodes().patch(&host, &params, &patch).await;
+    patched.unwrap();
+    until("the good one is set", || async {
+        let traits = world.site.cloud.traits(&host).await;
+        traits
+            .contains(&"CUSTOM_COBALT_MORE".to_owned())
+            .then_some(())
+    })
+    .await;
+    let refused = world
+        .site
+        .hypervisor(&host, "the bad ones are named", |object| {
+            let text = said(object, Type::TraitsUpdated);
+            bad.iter().all(|name| text.contains(name))
+        })
+        .await;
+    let all = &refused.status.as_ref().unwrap().conditions;
+    assert!(conditions::is_false(all, Type::TraitsUpdated));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -478,6 +506,27 @@ async fn w2_w93_a_node_with_a_long_name_is_the_host_with_the_short_one() {
     assert_eq!(status.hypervisor_id, Some(provider));
     assert_eq!(world.created(&short), 1);
     assert_eq!(site.cloud.aggregates(&short).await, [ZONE]);
+
+    // Another node says that it is this host: nothing is done for either until it is corrected.
+    let other = unique("impostor");
+    let mut node = site.node(&other, "true");
+    node.labels_mut()
+        .insert(labels::HOSTNAME.to_owned(), short.clone());
+    let params = kube::api::PostParams::default();
+    site.nodes().create(&params, &node).await.unwrap();
+    for name in [&other, &long] {
+        let reason = Reason::IdentityConflict;
+        let object = site.condition(name, Type::Ready, Status::False, reason);
+        let text = said(&object.await, Type::Ready);
+        let rival = if *name == other { &long } else { &other };
+        assert!(text.contains(rival.as_str()), "{text}");
+    }
+    let own = json!({ "metadata": { "labels": { labels::HOSTNAME: other } } });
+    let params = kube::api::PatchParams::default();
+    let patch = kube::api::Patch::Merge(&own);
+    site.nodes().patch(&other, &params, &patch).await.unwrap();
+    site.condition(&long, Type::Ready, Status::True, Reason::Ready)
+        .await;
 
     // An instance on it is seen under the same name.
     let vm = site.cloud.boot(&unique("vm"), &short).await;
@@ -746,5 +795,21 @@ async fn a_node_that_comes_back_brings_its_host_back_into_service() {
     assert_eq!(world.created(&host), 0, "no test server");
     let server = site.cloud.client().compute().server(&vm).await.unwrap();
     assert_eq!(server.host.as_deref(), Some(host.as_str()));
+    site.cloud.delete(&vm).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_host_that_gets_a_stray_server_is_tested_all_the_same() {
+    let world = World::new("stray").await;
+    let site = &world.site;
+    let host = unique("stray");
+    // nova-compute registers enabled, and a tenant is faster than the operator.
+    site.cloud.add_host(&host).await;
+    let vm = site.cloud.boot(&unique("vm"), &host).await;
+    site.join(&site.node(&host, "true")).await;
+    let object = site.phase(&host, Phase::Active).await;
+    assert_eq!(world.created(&host), 1, "its test server");
+    let record = object.annotations().get(annotations::ONBOARDED);
+    assert_eq!(record.map(String::as_str), Some("tested"));
     site.cloud.delete(&vm).await;
 }
