@@ -127,7 +127,7 @@ pub enum Identity {
         /// The password.
         password: Secret,
     },
-    /// A user's password that a shell command prints; it runs at each login.
+    /// A user's password that a program prints; it runs at each login, without a shell.
     PasswordCommand {
         /// The user.
         user: Reference,

@@ -6,6 +6,7 @@
 //! next token is made from the new ones. How long a token lives is reckoned from the two times that
 //! Keystone gives, so the clock of this machine does not matter.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -73,6 +74,8 @@ struct Writer {
     refused: Option<(Credentials, Instant, Refusal)>,
     /// Made for these certificates.
     http: Option<(Option<String>, Http)>,
+    /// The addresses without TLS that were warned of.
+    plain: BTreeSet<String>,
 }
 
 #[derive(Deserialize)]
@@ -99,6 +102,27 @@ impl Login {
             service => self.catalog.endpoint(service, &self.credentials),
         }
     }
+
+    /// The addresses that are called without TLS, apart from this machine's own.
+    fn plain(&self) -> BTreeSet<String> {
+        let all = Service::ALL.into_iter();
+        all.filter_map(|service| self.endpoint(service).ok())
+            .filter(|url| is_plain(url))
+            .collect()
+    }
+}
+
+fn is_plain(url: &str) -> bool {
+    let Ok(uri) = url.parse::<http::Uri>() else {
+        return false;
+    };
+    let host = uri.host().unwrap_or_default();
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    let is_local = match host.parse::<std::net::IpAddr>() {
+        Ok(address) => address.is_loopback(),
+        Err(_) => host == "localhost",
+    };
+    uri.scheme_str() == Some("http") && !is_local
 }
 
 impl Session {
@@ -233,6 +257,15 @@ impl Session {
         }
         let login = read(&answer?, http, credentials, begun)?;
         writer.refused = None;
+        let plain = login.plain();
+        if !plain.is_empty() && plain != writer.plain {
+            tracing::warn!(
+                addresses = ?plain,
+                "OpenStack is called without TLS: whoever is on the network reads tokens and \
+                 passwords; use https in OS_AUTH_URL and in the catalog"
+            );
+        }
+        writer.plain = plain;
         let login = Arc::new(login);
         self.lock().login = Some(login.clone());
         self.look_again(LOOK, login.renew);
@@ -322,4 +355,25 @@ fn read(answer: &Answer, http: Http, credentials: Credentials, begun: Instant) -
         renew: end.checked_sub(MARGIN.min(life / 4)).unwrap_or(end),
         end,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_without_tls_is_noticed_unless_it_is_this_machine() {
+        for (url, plain) in [
+            ("http://keystone.example.org:5000/v3", true),
+            ("http://192.0.2.1:8774/v2.1", true),
+            ("http://[2001:db8::1]/v3", true),
+            ("https://192.0.2.1:8774/v2.1", false),
+            ("http://127.0.0.1:5000/v3", false),
+            ("http://[::1]:5000/v3", false),
+            ("http://localhost:5000", false),
+            ("not a url", false),
+        ] {
+            assert_eq!(is_plain(url), plain, "{url}");
+        }
+    }
 }

@@ -125,10 +125,61 @@ impl Source {
     }
 }
 
-/// Runs the command that prints a password.
+/// What a shell would give a meaning to.
+const SHELL: &str = "|&;<>()$`\n";
+
+/// The words of a command line: separated by spaces, with quotes and backslashes as a shell has them.
+/// Nothing is expanded and nothing else is run, so what only a shell understands is refused.
+fn words(line: &str) -> Result<Vec<String>> {
+    let bad = |why: String| CredentialsError::Command(why);
+    let mut words = Vec::new();
+    let mut word: Option<String> = None;
+    let mut rest = line.chars();
+    while let Some(c) = rest.next() {
+        match c {
+            ' ' | '\t' => words.extend(word.take()),
+            '\'' | '"' => {
+                let word = word.get_or_insert_default();
+                loop {
+                    match rest.next() {
+                        Some(end) if end == c => break,
+                        Some('\\') if c == '"' => match rest.next() {
+                            Some(quoted @ ('"' | '\\')) => word.push(quoted),
+                            other => {
+                                word.push('\\');
+                                word.extend(other);
+                            }
+                        },
+                        Some(other) => word.push(other),
+                        None => return Err(bad("a quote has no end".to_owned())),
+                    }
+                }
+            }
+            '\\' => match rest.next() {
+                Some(quoted) => word.get_or_insert_default().push(quoted),
+                None => return Err(bad("it ends with a backslash".to_owned())),
+            },
+            c if SHELL.contains(c) => {
+                return Err(bad(format!(
+                    "it has {c:?} outside of quotes, and no shell runs it: put it into a script and \
+                     name that"
+                )));
+            }
+            c => word.get_or_insert_default().push(c),
+        }
+    }
+    words.extend(word);
+    Ok(words)
+}
+
+/// Runs the command that prints a password: the program itself, without a shell.
 pub(crate) async fn run_command(command: &Secret) -> Result<Secret> {
-    let run = tokio::process::Command::new("sh")
-        .args(["-c", command.reveal()])
+    let words = words(command.reveal())?;
+    let Some((program, arguments)) = words.split_first() else {
+        return Err(CredentialsError::Command("it is empty".into()));
+    };
+    let run = tokio::process::Command::new(program)
+        .args(arguments)
         .stdin(std::process::Stdio::null())
         .stderr(std::process::Stdio::null())
         .kill_on_drop(true)
@@ -386,8 +437,48 @@ mod tests {
             std::fs::write(&file, format!("{password}\n")).unwrap();
             assert_eq!(run_command(&command).await.unwrap(), Secret::new(password));
         }
-        for broken in ["exit 3", "true"] {
+        for broken in ["false", "true", "", "/no/such/program"] {
             run_command(&Secret::new(broken)).await.unwrap_err();
+        }
+    }
+
+    #[tokio::test]
+    async fn a_password_command_runs_without_a_shell() {
+        let dir = tempfile::tempdir().unwrap();
+        let trace = dir.path().join("trace");
+        for line in [
+            "echo a; touch TRACE",
+            "echo $(touch TRACE)",
+            "echo a > TRACE",
+            "echo `touch TRACE`",
+        ] {
+            let line = line.replace("TRACE", trace.to_str().unwrap());
+            let error = run_command(&Secret::new(&line)).await.unwrap_err();
+            assert!(error.to_string().contains("no shell runs it"), "{error}");
+            assert!(!trace.exists(), "{line}");
+        }
+        // In quotes it is a word like any other.
+        let printed = run_command(&Secret::new("echo '$(id); a|b'")).await;
+        assert_eq!(printed.unwrap(), Secret::new("$(id); a|b"));
+    }
+
+    #[test]
+    fn words_are_those_that_a_shell_would_see() {
+        let cases: [(&str, &[&str]); 8] = [
+            ("", &[]),
+            ("  pass  show\tx ", &["pass", "show", "x"]),
+            ("a 'b c' \"d e\"", &["a", "b c", "d e"]),
+            ("a'b'\"c\"d", &["abcd"]),
+            (r#"a "b\"c\\d\e" '\'"#, &["a", r#"b"c\d\e"#, r"\"]),
+            (r"a\ b \'", &["a b", "'"]),
+            ("a '' \"\"", &["a", "", ""]),
+            ("p --x='$y'", &["p", "--x=$y"]),
+        ];
+        for (line, expected) in cases {
+            assert_eq!(words(line).unwrap(), expected, "{line}");
+        }
+        for bad in ["'a", "\"a", "a\\", "a | b", "a\nb", "$A", "(a)"] {
+            words(bad).unwrap_err();
         }
     }
 
