@@ -119,11 +119,11 @@ kinds! {
     PortNotInstalled, Warning,
         "Look at the binding in the southbound database (ovn-sbctl find Port_Binding) and at \
          ovn-controller.log.";
-    /// A device has another MTU than it should.
+    /// A device takes smaller packets than it should.
     MtuMismatch, Warning,
-        "Packets that are larger than the smaller of the two are lost without a word. Find out who \
-         changed the device and set it back (ip link set DEVICE mtu N); if the network has got a new \
-         MTU in Neutron, reboot the instance hard, which makes its device anew.";
+        "Packets that are larger than the MTU of the device are lost without a word. Find out who \
+         changed the device and set it back (ip link set DEVICE mtu N), or reboot the instance hard, \
+         which makes its device anew.";
     /// A port is bound elsewhere, too: an instance that moves, or one that was left behind.
     PortBoundElsewhere, Info,
         "Expected while the instance migrates. If none does, remove the port here.";
@@ -392,29 +392,29 @@ fn interfaces(snapshot: &Snapshot, switch: &Switch, settings: &Settings, found: 
                 ),
             };
             found.push(finding(kind, name, format!("{what}: {why}")).after(settings.port_grace));
-        } else if let Some((mtu, wanted)) = wrong_mtu(interface, ovn) {
-            let message = format!("{what} has the MTU {mtu}, and should have {wanted}");
+        } else if let Some(why) = wrong_mtu(interface, ovn) {
+            let message = format!("{what} {why}");
             found.push(finding(Kind::MtuMismatch, name, message).after(settings.port_grace));
         }
     }
 }
 
-/// The MTU of a device and the one that it should have, if they differ. Neutron knows that of an
-/// instance's port; else it is what ovs-vswitchd was asked for. Where neither says anything, any MTU
-/// is right. What the database says of an internal device may be old: it may be in another network
-/// namespace.
-fn wrong_mtu(interface: &Interface, ovn: Option<&Southbound>) -> Option<(i64, String)> {
+/// Why the MTU of a device is wrong. An instance's must not be smaller than what DHCP tells the
+/// instance; a larger one loses nothing. Another device has what ovs-vswitchd was asked for. Where
+/// nobody says an MTU, any is right. What the database says of an internal device may be old: it may
+/// be in another network namespace.
+fn wrong_mtu(interface: &Interface, ovn: Option<&Southbound>) -> Option<String> {
     let mtu = interface.mtu.filter(|mtu| *mtu > 0)?;
     let id = interface.iface_id.as_ref();
     let id = id.filter(|_| interface.kind != "internal");
-    let of_network = ovn.zip(id).and_then(|(ovn, id)| ovn.mtus.get(id));
-    match (of_network, interface.mtu_request) {
-        (Some(wanted), _) if *wanted != mtu => {
-            Some((mtu, format!("{wanted}, which its network has in Neutron")))
-        }
-        (None, Some(wanted)) if wanted != mtu => {
-            Some((mtu, format!("{wanted}, which mtu_request asks for")))
-        }
+    let told = ovn.zip(id).and_then(|(ovn, id)| ovn.mtus.get(id));
+    match (told, interface.mtu_request) {
+        (Some(told), _) if mtu < *told => Some(format!(
+            "has the MTU {mtu}, and DHCP tells its instance {told}"
+        )),
+        (_, Some(request)) if request != mtu => Some(format!(
+            "has the MTU {mtu}, and ovs-vswitchd was asked for {request} (mtu_request)"
+        )),
         _ => None,
     }
 }
@@ -651,21 +651,25 @@ mod tests {
     }
 
     #[test]
-    fn a_tap_with_another_mtu_than_its_network_is_found() {
+    fn a_tap_with_a_smaller_mtu_than_its_network_is_found() {
         let names = ["br-int", "tap1", "tap1"];
         let wrong = with_interface(healthy(), names, |tap| tap.mtu = Some(1300));
         only(&wrong, Kind::MtuMismatch, "tap1");
         let text = findings(&wrong, &seconds()).remove(0);
         assert!(
-            text.message.contains("MTU 1300, and should have 1442"),
+            text.message
+                .contains("MTU 1300, and DHCP tells its instance 1442"),
             "{text:?}"
         );
         assert_eq!(text.grace, seconds().port_grace);
-        // Neutron has changed it, and the device follows later.
+        // The network has got a larger one, and the device has not.
         let changed = with_southbound(healthy(), |southbound| {
             southbound.mtus.insert("vm1".into(), 8942);
         });
         only(&changed, Kind::MtuMismatch, "tap1");
+        // Larger ones lose nothing, and a person may tell an instance a smaller one by DHCP.
+        let large = with_interface(healthy(), names, |tap| tap.mtu = Some(1500));
+        assert_eq!(kinds(&large), []);
         // Nobody says what is right.
         let unknown = with_southbound(wrong.clone(), |southbound| southbound.mtus.clear());
         assert_eq!(kinds(&unknown), []);

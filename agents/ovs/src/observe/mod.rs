@@ -4,6 +4,7 @@
 pub mod counters;
 pub mod daemon;
 pub mod flows;
+pub mod mtus;
 pub mod rows;
 pub mod southbound;
 pub mod switch;

@@ -10,18 +10,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cobalt_ovs::ovsdb::southbound::{self, cookie};
-use cobalt_ovs::ovsdb::{
-    Change, Condition, Connection, Event, Monitor, Operation, Select, Table, Tables,
-};
+use cobalt_ovs::ovsdb::{Change, Condition, Event, Monitor, Select, Table, Tables};
 use cobalt_ovs::{Error, Identity, Options, Remote, Tls};
 use cobalt_runtime::chain;
-use futures::future::BoxFuture;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::Link;
 use super::flows::{Flows, Sample};
+use super::mtus::Mtus;
 use super::rows::{
     Binding, ChassisProgress, ChassisRow, DatapathBinding, Fdb, Global, LoadBalancer, LogicalFlow,
     MacBinding, MulticastGroup, StaticMacBinding,
@@ -31,10 +29,6 @@ use crate::metrics::Metrics;
 
 /// Flows of no row that are kept. More of them are no better known one by one.
 const STRANGERS: usize = 64;
-/// Where Neutron says in a Port_Binding which MTU the network has.
-const NEUTRON_MTU: &str = "neutron:mtu";
-/// How many ports are asked about at once.
-const MTUS: usize = 64;
 
 /// What is known of the southbound database.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -50,7 +44,7 @@ pub struct Southbound {
     /// Where the logical ports are that interfaces of this node are for. One that is not here is
     /// not known to OVN.
     pub bindings: BTreeMap<String, Place>,
-    /// The MTU of the network of those of them for which Neutron says it.
+    /// The MTU that instances are told by DHCP, by logical port.
     pub mtus: BTreeMap<String, i64>,
     /// Flows of the integration bridge whose cookie is of no row, by cookie.
     pub strangers: BTreeMap<u64, Sample>,
@@ -174,17 +168,15 @@ async fn follow(
                     return;
                 }
             }
-            answer = mtus.answer() => mtus.learn(answer),
+            () = mtus.learn() => {}
             _ = check.tick() => {
-                if let (Some(connection), Some(switch)) =
-                    (monitor.connection(), switch.borrow().as_ref())
-                {
-                    mtus.ask(connection, &local_bindings(&monitor, switch), switch);
-                }
                 // All rows are gone through: too much for each transaction of a busy cloud.
-                if monitor.connection().is_some() {
+                if let Some(connection) = monitor.connection() {
                     let bridge = switch.borrow().as_ref().map(|s| s.integration_bridge.clone());
                     let flows = bridge.and_then(|bridge| flows.borrow().get(&bridge).cloned());
+                    if let Some(flows) = &flows {
+                        mtus.ask(connection, &local_flows(&flows.cookies, &monitor));
+                    }
                     strange = flows
                         .filter(|_| monitor.tables().count::<LogicalFlow>() > 0)
                         .map(|flows| strangers(&flows.cookies, identities(&monitor)))
@@ -194,11 +186,12 @@ async fn follow(
         }
         if monitor.connection().is_some() {
             metrics.southbound_connected.set(1);
-            let now = read(&monitor, target, switch.borrow().as_ref(), &mtus);
+            let now = read(&monitor, target, switch.borrow().as_ref());
             tell(
                 seen,
                 Southbound {
                     strangers: strange.clone(),
+                    mtus: mtus.by_port(),
                     ..now
                 },
             );
@@ -298,101 +291,7 @@ impl Certificates {
     }
 }
 
-/// What Neutron says of rows.
-type Answers = Vec<(Uuid, Option<i64>)>;
-
-/// Which MTU Neutron wants for the ports of this node.
-///
-/// It is in `external_ids` of a Port_Binding, with much else. To follow that column for every port of
-/// a cloud would take more memory than all the rest of the agent, so it is asked for, row by row, and
-/// for local ports only: once when a port is new, and again while its device has another MTU, because
-/// then the network may have got a new one.
-#[derive(Default)]
-struct Mtus {
-    /// By row. None: Neutron says nothing.
-    known: BTreeMap<Uuid, Option<i64>>,
-    asked: Option<BoxFuture<'static, Answers>>,
-}
-
-impl Mtus {
-    /// The next answer; never, while nothing is asked.
-    async fn answer(&mut self) -> Answers {
-        match &mut self.asked {
-            Some(asked) => asked.await,
-            None => std::future::pending().await,
-        }
-    }
-
-    fn learn(&mut self, answer: Answers) {
-        self.asked = None;
-        self.known.extend(answer);
-    }
-
-    /// Asks about the ports that are new or have another MTU, unless an answer is outstanding.
-    fn ask(&mut self, connection: &Connection, local: &BTreeMap<Uuid, &str>, switch: &Switch) {
-        self.known.retain(|uuid, _| local.contains_key(uuid));
-        if self.asked.is_some() {
-            return;
-        }
-        let rows = self.unsettled(local, switch);
-        if !rows.is_empty() {
-            self.asked = Some(Box::pin(read_mtus(connection.clone(), rows)));
-        }
-    }
-
-    fn unsettled(&self, local: &BTreeMap<Uuid, &str>, switch: &Switch) -> Vec<Uuid> {
-        let devices = switch.interfaces();
-        let devices: BTreeMap<&str, Option<i64>> = devices
-            .filter_map(|(_, _, _, one)| Some((one.iface_id.as_deref()?, one.mtu)))
-            .collect();
-        let is_settled = |uuid: &Uuid, port: &str| match self.known.get(uuid) {
-            None => false,
-            Some(None) => true,
-            Some(wanted) => devices.get(port) == Some(wanted),
-        };
-        let rows = local.iter().filter(|(uuid, port)| !is_settled(uuid, port));
-        rows.map(|(uuid, _)| *uuid).take(MTUS).collect()
-    }
-}
-
-/// Reads the MTUs of rows. What cannot be read is asked for again later.
-async fn read_mtus(connection: Connection, rows: Vec<Uuid>) -> Answers {
-    let select = |uuid: &Uuid| Operation::Select {
-        table: Binding::NAME.to_owned(),
-        conditions: vec![Condition::row(*uuid)],
-        columns: Some(vec!["external_ids".to_owned()]),
-    };
-    let selects: Vec<Operation> = rows.iter().map(select).collect();
-    let outcomes = match connection.transact(southbound::DATABASE, &selects).await {
-        Ok(outcomes) => outcomes,
-        Err(error) => {
-            tracing::debug!(error = chain(&error), "failed to read the MTUs of ports");
-            return Vec::new();
-        }
-    };
-    let mtus = outcomes.iter().map(|outcome| {
-        let row = outcome.rows.first()?;
-        let text: String = row.in_map("external_ids", NEUTRON_MTU)?;
-        text.parse().ok().filter(|mtu| *mtu > 0)
-    });
-    rows.into_iter().zip(mtus).collect()
-}
-
-/// The rows of the logical ports that interfaces of this node are for, with their names.
-fn local_bindings<'a>(monitor: &'a Monitor, switch: &Switch) -> BTreeMap<Uuid, &'a str> {
-    let local = switch.iface_ids();
-    let rows = monitor.rows::<Binding>();
-    rows.filter(|(_, row)| local.contains(row.logical_port.as_str()))
-        .map(|(uuid, row)| (uuid, row.logical_port.as_str()))
-        .collect()
-}
-
-fn read(
-    monitor: &Monitor,
-    target: &Target,
-    switch: Option<&Arc<Switch>>,
-    mtus: &Mtus,
-) -> Southbound {
+fn read(monitor: &Monitor, target: &Target, switch: Option<&Arc<Switch>>) -> Southbound {
     let chassis = monitor.rows::<ChassisRow>();
     let chassis: BTreeMap<Uuid, &str> = chassis
         .map(|(uuid, row)| (uuid, row.name.as_str()))
@@ -421,14 +320,16 @@ fn read(
         chassis: chassis.values().any(|name| *name == target.chassis),
         chassis_nb_cfg: progress.next().map(|(_, row)| row.nb_cfg),
         bindings,
-        mtus: switch
-            .map(|switch| local_bindings(monitor, switch))
-            .unwrap_or_default()
-            .into_iter()
-            .filter_map(|(uuid, port)| Some((port.to_owned(), (*mtus.known.get(&uuid)?)?)))
-            .collect(),
+        mtus: BTreeMap::new(),
         strangers: BTreeMap::new(),
     }
+}
+
+/// The logical flows that flows of the switch are made of, with the tables of those.
+fn local_flows(cookies: &BTreeMap<u64, Sample>, monitor: &Monitor) -> BTreeMap<Uuid, u8> {
+    let rows = monitor.rows::<LogicalFlow>();
+    rows.filter_map(|(uuid, _)| Some((uuid, cookies.get(&cookie(uuid))?.table)))
+        .collect()
 }
 
 /// Everything that a flow may be made of.
@@ -464,46 +365,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::observe::switch::{Bridge, Interface, Port};
-
-    #[test]
-    fn a_port_is_asked_about_when_it_is_new_and_while_its_mtu_is_another() {
-        let interface = |mtu| Interface {
-            iface_id: Some(format!("vm{mtu}")),
-            mtu: Some(mtu),
-            ..Interface::default()
-        };
-        let port = |mtu| {
-            let interfaces = [(format!("tap{mtu}"), interface(mtu))].into();
-            let port = Port {
-                interfaces,
-                ..Port::default()
-            };
-            (format!("tap{mtu}"), port)
-        };
-        let bridge = Bridge {
-            ports: [1, 2, 3, 4].map(port).into(),
-            ..Bridge::default()
-        };
-        let switch = Switch {
-            bridges: [("br-int".to_owned(), bridge)].into(),
-            ..Switch::default()
-        };
-        let uuid = Uuid::from_u128;
-        let local = [(1, "vm1"), (2, "vm2"), (3, "vm3"), (4, "vm4")];
-        let local = local.map(|(number, name)| (uuid(number), name)).into();
-        let mut mtus = Mtus::default();
-        assert_eq!(mtus.unsettled(&local, &switch), [1, 2, 3, 4].map(uuid));
-        // The first is as it should be, Neutron says nothing of the second, the third is wrong.
-        mtus.learn(vec![
-            (uuid(1), Some(1)),
-            (uuid(2), None),
-            (uuid(3), Some(9)),
-        ]);
-        assert_eq!(mtus.unsettled(&local, &switch), [3, 4].map(uuid));
-        mtus.learn(vec![(uuid(3), Some(3)), (uuid(4), Some(4))]);
-        assert!(mtus.unsettled(&local, &switch).is_empty());
-    }
 
     proptest! {
         #[test]

@@ -77,11 +77,18 @@ pub async fn interfaces(site: &Site) {
         "ovs-vsctl del-port gone",
     )
     .await;
-    // A tap of an instance, as Nova plugs it, in a network whose MTU Neutron tells OVN.
+    // A tap of an instance, as Nova plugs it, and the DHCP options that Neutron gives it.
+    let dhcp = "dhcp-options-set-options $(cat /tmp/dhcp) server_id=192.0.2.254 \
+                server_mac=02:00:00:00:00:fe lease_time=3600";
+    site.lab
+        .northbound("create DHCP_Options cidr=192.0.2.0/24 >/tmp/dhcp")
+        .await;
+    site.lab.northbound(&format!("{dhcp} mtu=1442")).await;
     site.lab
         .northbound(
             "--may-exist lsp-add ls vm-mtu -- \
-             set Logical_Switch_Port vm-mtu 'external_ids:\"neutron:mtu\"=1442'",
+             lsp-set-addresses vm-mtu '02:00:00:00:00:77 192.0.2.77' -- \
+             lsp-set-dhcpv4-options vm-mtu $(cat /tmp/dhcp)",
         )
         .await;
     site.sh("ip tuntap add tapmtu mode tap
@@ -97,16 +104,16 @@ pub async fn interfaces(site: &Site) {
         "ip link set tapmtu mtu 1442",
     )
     .await;
-    // The network gets another MTU while the tap has the wrong one: that is followed.
+    // The network gets another MTU: that is followed.
     site.sh("ip link set tapmtu mtu 1400").await;
     site.shown.issue("MtuMismatch", "tapmtu").await;
-    site.lab
-        .northbound("set Logical_Switch_Port vm-mtu 'external_ids:\"neutron:mtu\"=1400'")
-        .await;
+    site.lab.northbound(&format!("{dhcp} mtu=1400")).await;
     site.shown.well().await;
     site.sh("ovs-vsctl del-port tapmtu; ip link delete tapmtu")
         .await;
-    site.lab.northbound("lsp-del vm-mtu").await;
+    site.lab
+        .northbound("lsp-del vm-mtu -- destroy DHCP_Options $(cat /tmp/dhcp)")
+        .await;
     site.provoke(
         "ControllerDisconnected",
         "br-ex/tcp:127.0.0.1:9",
