@@ -13,7 +13,6 @@ use cobalt_openstack::compute::{
 };
 use cobalt_openstack::{Client as OpenStack, Error as OpenStackError, found};
 use cobalt_runtime::{Queue, Term, chain, within};
-use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
@@ -23,6 +22,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use crate::action::Action;
+use crate::clock;
 use crate::eviction::witness::{self, Claim};
 use crate::fleet::Watched;
 use crate::host::{Host, Read, Reads, Remains, TestMigration, TestServer, Workload};
@@ -210,7 +210,7 @@ impl Hands {
             }
             Action::ReadRemains { host, names } => {
                 let remains = self.read_remains(host, names).await?;
-                reads.looked(Timestamp::now(), remains);
+                reads.looked(clock::now(), remains);
             }
             Action::DeleteAllocations { consumers } => {
                 reads.remains = None;
@@ -623,7 +623,7 @@ fn gone<T>(
 
 fn now<T>(value: T) -> Read<T> {
     Read {
-        at: Timestamp::now(),
+        at: clock::now(),
         value,
     }
 }

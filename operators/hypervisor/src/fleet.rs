@@ -12,6 +12,8 @@ use jiff::{SignedDuration, Timestamp};
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
+use crate::clock;
+
 /// More custom traits than this are not verified in one round; the others come in the next ones.
 const TRAITS_PER_ROUND: usize = 64;
 /// Two rounds that were asked for have at least this much time between them.
@@ -492,7 +494,7 @@ impl Watched {
     }
 
     async fn read(&self, client: &Client) -> Result<Fleet, Error> {
-        let taken = Timestamp::now();
+        let taken = clock::now();
         let compute = client.compute();
         let mut fleet = Fleet {
             taken,

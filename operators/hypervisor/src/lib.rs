@@ -7,6 +7,7 @@
 pub mod act;
 pub mod action;
 pub mod cache;
+pub mod clock;
 pub mod config;
 pub mod consumers;
 pub mod controllers;

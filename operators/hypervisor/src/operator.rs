@@ -19,7 +19,6 @@ use cobalt_runtime::{
     Change, Health, LeaderConfig, Leadership, ObjectKey, Presence, Queue, Recorder, Reflection,
     Store, Tasks, Term, lead, led, metrics as text, reflect, serve, work,
 };
-use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Node;
 use kube::core::{DeserializeGuard, DynamicObject};
@@ -33,6 +32,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::act::Hands;
+use crate::clock;
 use crate::config::{Config, Programs, selector_keys};
 use crate::eviction::engine::Engine;
 use crate::fleet::Watched;
@@ -220,7 +220,7 @@ pub async fn run(config: Config, client: Client, cancel: CancellationToken) -> a
             get(async move || {
                 (
                     [(CONTENT_TYPE, text::CONTENT_TYPE)],
-                    scrape.text(Timestamp::now()),
+                    scrape.text(clock::now()),
                 )
             }),
         );
@@ -416,7 +416,7 @@ async fn wake_all(fleet: Watched, caches: Caches, queue: Queue<Arc<str>>, engine
     let mut before = None;
     while rounds.changed().await.is_ok() {
         engine.wake();
-        let now = fleet.get(Timestamp::now()).ok();
+        let now = fleet.get(clock::now()).ok();
         let old = std::mem::replace(&mut before, now.clone());
         for (key, row) in caches.hypervisors.all() {
             let names = row.names(key.name());
@@ -594,7 +594,7 @@ impl Watches<'_> {
             cache::migration,
             move |_, migration| {
                 if let Some((host, instance, heard)) = migration {
-                    engine.heard(host, instance, Timestamp::now(), heard);
+                    engine.heard(host, instance, clock::now(), heard);
                 }
                 None
             },

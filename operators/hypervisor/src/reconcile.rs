@@ -22,6 +22,7 @@ use serde_json::{Value, json};
 
 use crate::act::Hands;
 use crate::action::Action;
+use crate::clock;
 use crate::controllers;
 use crate::heartbeat::{Beat, Heartbeats};
 use crate::host::{Failure, Host, Known, Reads, Settings, Silence, TestProject};
@@ -148,7 +149,7 @@ impl Reconciler {
     }
 
     async fn pass(&self, name: &Arc<str>, memory: &mut Memory) -> Outcome {
-        let now = Timestamp::now();
+        let now = clock::now();
         let host = match self.observe(name, memory, now).await {
             Ok(host) => host,
             Err(error) => {
@@ -638,7 +639,7 @@ impl Reconciler {
                     let failure = Failure {
                         count: before + u32::from(!error.is_transient()),
                         text,
-                        retry_at: Timestamp::now() + wait,
+                        retry_at: clock::now() + wait,
                     };
                     memory.failures.insert(name, failure);
                 }

@@ -28,6 +28,7 @@ use super::seen::{Action, Seen};
 use super::witness::Report;
 use crate::pass::cut;
 
+mod age;
 mod agree;
 mod end;
 mod follow;
@@ -94,7 +95,7 @@ impl<'a> Turn<'a> {
         let mut status = seen.eviction.status.clone().unwrap_or_default();
         let before = status.waiting_for.take();
         let servers = seen.reads.servers.iter().flat_map(|read| &read.value);
-        Self {
+        let mut turn = Self {
             seen,
             now,
             before,
@@ -108,7 +109,9 @@ impl<'a> Turn<'a> {
             cramped: false,
             cell_down: false,
             status,
-        }
+        };
+        turn.rebase();
+        turn
     }
 
     fn finish(mut self) -> Decision {
@@ -181,7 +184,7 @@ impl<'a> Turn<'a> {
         let started = self.status.started_at.as_ref()?.0;
         let limit = eviction.spec.deadline().ok().flatten()?;
         let limit = SignedDuration::try_from(limit).unwrap_or(SignedDuration::MAX);
-        (self.now.duration_since(started) >= limit).then_some(Stop::TimedOut)
+        self.is_over(started, limit).then_some(Stop::TimedOut)
     }
 
     /// The first step. Whether to go on.
@@ -440,7 +443,7 @@ impl<'a> Turn<'a> {
             self.wake_in(long);
             return false;
         };
-        let until = before.since.0 + long;
+        let until = self.over_at(before.since.0, long);
         self.wake_at(until);
         until <= self.now
     }

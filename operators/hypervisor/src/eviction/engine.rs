@@ -23,6 +23,7 @@ use super::decide::{Decision, decide, is_held, label};
 use super::hands::Hands;
 use super::seen::{Action, Asked, Policy, Reads, Seen, Source};
 use super::transfer::Transfer;
+use crate::clock;
 use crate::kept::Row;
 use crate::metrics::Metrics;
 
@@ -199,12 +200,13 @@ impl Engine {
         eviction: &Arc<Eviction>,
         taken: &mut BTreeMap<String, String>,
     ) {
-        let now = Timestamp::now();
+        let now = clock::now();
         let uid = eviction.uid().unwrap_or_default();
         let eviction = newest(memory, &uid, eviction);
         if !is_open(&eviction) {
             return;
         }
+        lock(&memory.reads).watched_since.get_or_insert(now);
         let zone = self.zone(host);
         // Before the reads: whatever is not in it has put there what it found.
         let under_way = lock(&memory.busy).clone();
@@ -308,7 +310,7 @@ impl Engine {
 
     /// Other hosts that are in maintenance or being drained, or shall be together with this one.
     fn leaving(&self, host: &str, eviction: &Eviction) -> BTreeSet<String> {
-        let Ok(fleet) = self.hands.fleet.get(Timestamp::now()) else {
+        let Ok(fleet) = self.hands.fleet.get(clock::now()) else {
             return BTreeSet::new();
         };
         let with = eviction.annotations().get(annotations::DRAINED_WITH);
@@ -385,7 +387,7 @@ impl Engine {
                 was_registered: false,
             };
         };
-        let fleet = self.hands.fleet.get(Timestamp::now());
+        let fleet = self.hands.fleet.get(clock::now());
         let status = known.object.status.as_ref();
         Source {
             exists: true,

@@ -27,6 +27,7 @@ use super::signs::{Probe, Record};
 use super::survey::{Survey, hosts_taken, members_to_find};
 use super::transfer::Transfer;
 use super::witness::{self, Claims, Place};
+use crate::clock;
 use crate::fleet::Watched;
 use crate::host::Read;
 
@@ -38,8 +39,8 @@ const MOST_TARGETS: u32 = 200;
 const MOST_MEMBERS: usize = 64;
 /// Server groups that are known are not asked for again for so long.
 const GROUPS_FOR: SignedDuration = SignedDuration::from_secs(20);
-/// By so much Nova's clock may differ from ours.
-const CLOCKS: SignedDuration = SignedDuration::from_mins(10);
+/// By so much Nova's clock may differ from ours: what has changed before is of no interest.
+const CLOCKS: SignedDuration = SignedDuration::from_hours(24);
 /// Changes are read again from this long before the newest that is known: Nova's hosts need not agree
 /// to the second.
 const OVERLAP: SignedDuration = SignedDuration::from_secs(30);
@@ -78,12 +79,12 @@ type Found = Box<dyn FnOnce(&mut Reads) + Send>;
 impl Hands {
     /// Does it. Whatever comes of it, the reads tell.
     pub async fn act(&self, eviction: &Eviction, action: &Action, reads: &Mutex<Reads>) -> bool {
-        let at = Timestamp::now();
+        let at = clock::now();
         let done = self.call(eviction, action, at, reads).await;
         tracing::debug!(
             eviction = eviction.name_any(),
             ?action,
-            milliseconds = Timestamp::now().duration_since(at).as_millis(),
+            milliseconds = clock::now().duration_since(at).as_millis(),
             worked = done.is_ok(),
             "acted"
         );
@@ -300,7 +301,7 @@ impl Hands {
                 let server = server.clone();
                 Box::new(move |reads| {
                     let asked = Asked::Accepted {
-                        at: Timestamp::now(),
+                        at: clock::now(),
                         request_id: accepted.request_id,
                     };
                     reads.asked.insert(server, asked);
@@ -319,7 +320,7 @@ impl Hands {
                 let server = server.clone();
                 Box::new(move |reads| {
                     reads.aborts.insert(server, Read { at, value: None });
-                    reads.news = Some(Timestamp::now());
+                    reads.news = Some(clock::now());
                 })
             }
             Action::ForceComplete { server, migration } => {
@@ -334,7 +335,7 @@ impl Hands {
                 self.give_back(server, reads).await;
                 let server = server.clone();
                 Box::new(move |reads| {
-                    reads.repaired.insert(server, Timestamp::now());
+                    reads.repaired.insert(server, clock::now());
                     reads.servers = None;
                 })
             }
@@ -520,7 +521,7 @@ impl Hands {
                 .collect();
             alike.entry((resources, required)).or_default().push(server);
         }
-        let fleet = self.fleet.get(Timestamp::now()).unwrap_or_default();
+        let fleet = self.fleet.get(clock::now()).unwrap_or_default();
         let mut all = BTreeMap::new();
         for ((resources, required), servers) in alike {
             let query = CandidateQuery {
@@ -630,7 +631,7 @@ enum Failure {
 /// Puts a failure where the next decision sees it.
 fn failed(reads: &mut Reads, action: &Action, failure: &Failure) {
     let text = chain(failure);
-    let now = Timestamp::now();
+    let now = clock::now();
     let (refused, after) = match failure {
         Failure::OpenStack(error) => {
             let unwell = error.is_transient() || error.is_uncertain() || error.is_unauthorized();

@@ -57,6 +57,8 @@ impl Source {
 /// What was read, each with the time at which the question was asked.
 #[derive(Debug, Clone, Default)]
 pub struct Reads {
+    /// Since when this process looks at the host.
+    pub watched_since: Option<Timestamp>,
     /// The servers on the host, as Nova says.
     pub servers: Option<Read<Vec<Server>>>,
     /// When that list was empty, as long as it has not had a server since: the newest two times.

@@ -55,8 +55,9 @@ struct Story {
     attempts: i32,
     deadline: Option<&'static str>,
     cancel_at: Option<i64>,
-    /// The operator dies at these seconds, and forgets all that is not written.
-    deaths: Vec<i64>,
+    /// The operator dies at these seconds, and forgets all that is not written. The clock of the next
+    /// one is so many hours before or after.
+    deaths: Vec<(i64, i64)>,
     /// Nova does not answer from here to there.
     silence: Option<(i64, i64)>,
     /// No nova-conductor runs from here to there: requests are taken, and nothing comes of them.
@@ -88,6 +89,8 @@ struct Unconfirmed {
 struct FakeNova {
     story: Story,
     now: Timestamp,
+    /// How wrong the clock of the operator is. Nova's is right.
+    skew: SignedDuration,
     servers: BTreeMap<String, (Server, Fate)>,
     migrations: Vec<Migration>,
     ends: BTreeMap<i64, Timestamp>,
@@ -168,6 +171,7 @@ impl FakeNova {
         }
         Self {
             now: Timestamp::from_second(START).unwrap(),
+            skew: SignedDuration::ZERO,
             servers,
             migrations,
             ends: BTreeMap::new(),
@@ -185,6 +189,11 @@ impl FakeNova {
 
     fn second(&self) -> i64 {
         self.now.as_second() - START
+    }
+
+    /// What the operator's clock shows.
+    fn clock(&self) -> Timestamp {
+        self.now + self.skew
     }
 
     fn identity() -> Identity {
@@ -380,7 +389,7 @@ impl FakeNova {
     }
 
     fn answer(&mut self, action: &Action) {
-        let at = self.now;
+        let at = self.clock();
         let changes = matches!(
             action,
             Action::Move { .. } | Action::Confirm { .. } | Action::Abort { .. }
@@ -421,7 +430,8 @@ impl FakeNova {
             Action::ReadMigrations { .. } => {
                 let all = self.migrations.iter().rev();
                 let shown = all.filter(|one| {
-                    self.shows.get(&one.id).is_none_or(|from| *from <= at) && !self.cell_is_down()
+                    self.shows.get(&one.id).is_none_or(|from| *from <= self.now)
+                        && !self.cell_is_down()
                 });
                 let value: Vec<Migration> = shown.cloned().collect();
                 self.reads.signs.listed(&value, at);
@@ -571,7 +581,7 @@ impl FakeNova {
             self.doubled += 1;
             return Asked::Refused("409: it is on its way".to_owned());
         }
-        let has_conductor = self.has_conductor();
+        let (has_conductor, clock) = (self.has_conductor(), self.clock());
         let Some((server, fate)) = self.servers.get_mut(id) else {
             return Asked::Refused("404".to_owned());
         };
@@ -588,7 +598,7 @@ impl FakeNova {
             let at = self.now + SignedDuration::from_secs(fate.seconds);
             self.offloads.insert(id.to_owned(), at);
             return Asked::Accepted {
-                at: self.now,
+                at: clock,
                 request_id: Some(format!("req-{id}")),
             };
         }
@@ -599,7 +609,7 @@ impl FakeNova {
                 server.status = ServerStatus::Migrating;
             }
             return Asked::Accepted {
-                at: self.now,
+                at: clock,
                 request_id: Some(format!("req-lost-{id}")),
             };
         }
@@ -632,7 +642,7 @@ impl FakeNova {
         self.shows.insert(number, end.min(self.now + lag));
         self.ends.insert(number, end);
         Asked::Accepted {
-            at: self.now,
+            at: clock,
             request_id: Some(format!("req-{number}")),
         }
     }
@@ -658,8 +668,8 @@ impl FakeNova {
             if self.story.cancel_at.is_some_and(|at| at <= self.second()) {
                 self.eviction.spec.cancel = Some(true);
             }
-            if deaths.peek().is_some_and(|at| *at <= self.second()) {
-                deaths.next();
+            let death = deaths.next_if(|(at, _)| *at <= self.second());
+            if let Some((_, hours)) = death {
                 // Some of the calls have reached Nova, and nobody hears the answer.
                 let calls = std::mem::take(&mut self.calls);
                 for (number, (_, call)) in calls.into_iter().enumerate() {
@@ -667,8 +677,10 @@ impl FakeNova {
                         self.answer(&call);
                     }
                 }
+                self.skew += SignedDuration::from_hours(hours);
                 self.reads = Reads::default();
             }
+            self.reads.watched_since.get_or_insert(self.now + self.skew);
             let due: Vec<Action> = {
                 let now = self.now;
                 let (due, later): (Vec<_>, Vec<_>) = std::mem::take(&mut self.calls)
@@ -692,9 +704,9 @@ impl FakeNova {
                 room: Room::free(self.story.limits),
                 policy: Arc::clone(&policy),
             };
-            let decision = decide(&seen, self.now);
+            let decision = decide(&seen, self.clock());
             assert!(
-                decision.wake.is_none_or(|wake| wake > self.now)
+                decision.wake.is_none_or(|wake| wake > self.clock())
                     || decision.status.outcome.is_some(),
                 "it would turn without a pause: {:#?}",
                 decision.status
@@ -716,8 +728,8 @@ impl FakeNova {
             // The next thing that happens, by itself or because it was asked for.
             let mut next = self.now + SignedDuration::from_secs(1);
             if quiet && self.calls.is_empty() && self.ends.is_empty() {
-                next = decision
-                    .wake
+                let wake = decision.wake.map(|wake| wake - self.skew);
+                next = wake
                     .unwrap_or(next)
                     .max(self.now + SignedDuration::from_millis(50));
                 assert!(
@@ -817,7 +829,10 @@ fn story() -> impl Strategy<Value = Story> {
         1_i32..4,
         prop::option::weighted(0.15, prop::sample::select(vec!["10s", "1m"])),
         prop::option::weighted(0.2, 0_i64..60),
-        prop::collection::vec(0_i64..120, 0..5),
+        prop::collection::vec(
+            (0_i64..120, prop::sample::select(vec![0_i64, 0, -5, 5])),
+            0..5,
+        ),
         prop::option::weighted(0.2, (0_i64..30, 31_i64..90)),
         (
             (1_usize..4, any::<bool>(), any::<bool>()),
@@ -980,5 +995,46 @@ proptest! {
         prop_assert_eq!(counts.failed, 1);
         let outcome = if count == 1 { Outcome::Failed } else { Outcome::PartiallyFailed };
         prop_assert_eq!(status.outcome, Some(outcome));
+    }
+
+    /// Whatever the clock of the next process shows, an attempt that goes on is not given up, and no
+    /// deadline of the eviction passes early.
+    #[test]
+    fn a_clock_that_was_set_between_two_processes_burns_no_attempt(
+        mut fates in prop::collection::vec(fate(), 1..6),
+        deaths in prop::collection::vec((0_i64..60, -9_i64..10), 1..4),
+    ) {
+        for fate in &mut fates {
+            fate.status = "ACTIVE";
+            (fate.task, fate.settles_at, fate.deleted_at) = (None, None, None);
+            (fate.failures, fate.forsaken, fate.refusals) = (0, 0, 0);
+            (fate.lost, fate.stuck) = (0, 0);
+        }
+        let mut deaths = deaths;
+        deaths.sort_unstable();
+        let mut nova = FakeNova::new(Story {
+            fates,
+            limits: Limits { source: 2, target: 4, zone: 8, cluster: 8 },
+            parallelism: None,
+            attempts: 3,
+            deadline: Some("1h"),
+            cancel_at: None,
+            deaths,
+            silence: None,
+            no_conductor: None,
+            targets: 2,
+            stranger: false,
+            cell_down: None,
+            agent: true,
+            ghost_until: None,
+            unconfirmed: None,
+        });
+        prop_assert!(nova.play(), "{:#?}", nova.eviction.status);
+        let status = nova.eviction.status.clone().unwrap();
+        prop_assert_eq!(status.outcome, Some(Outcome::Succeeded), "{:#?}", status);
+        // One who has died may ask again for what is under way, which Nova refuses.
+        let again: i32 = status.instances.iter().map(|row| row.attempt.unwrap_or(1) - 1).sum();
+        prop_assert!(usize::try_from(again).unwrap() <= nova.doubled, "{:#?}", status);
+        prop_assert!(nova.second() < 900, "it took {} s", nova.second());
     }
 }

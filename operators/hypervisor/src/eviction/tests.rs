@@ -1722,3 +1722,77 @@ fn what_no_host_takes_is_said_with_the_real_reason() {
     assert_eq!(judged.preflight.verdict, Verdict::Unknown);
     assert!(judged.method.is_some(), "it is tried");
 }
+
+#[test]
+fn stamps_of_a_clock_that_was_set_back_neither_block_nor_burn_attempts() {
+    let ahead = |hours: i64| Time(now() + SignedDuration::from_hours(hours));
+    let mut row_ahead = moving("a");
+    (row_ahead.since, row_ahead.deadline) = (Some(ahead(3)), Some(ahead(4)));
+    let failed = EvictionInstance {
+        since: Some(ahead(3)),
+        attempt: Some(1),
+        ..EvictionInstance::new("b")
+    };
+    let mut status = running(vec![row_ahead, failed]);
+    status.started_at = Some(ahead(3));
+    let servers = vec![server("a", json!({})), server("b", json!({}))];
+    let mut back = seen(reads(servers), status);
+    back.reads.migrations = read(vec![migration(6, "a", "running")]);
+    let decision = decide(&back, now());
+    assert_eq!(decision.status.started_at, Some(Time(now())));
+    let moved = row(&decision, "a");
+    assert_eq!(
+        (moved.state, moved.attempt),
+        (InstanceState::Moving, Some(1))
+    );
+    assert_eq!(moved.since, Some(Time(now())));
+    let hour = Policy::default().instance_deadline;
+    assert_eq!(moved.deadline, Some(Time(now() + hour)));
+    assert_eq!(row(&decision, "b").since, Some(Time(now())));
+    // The next attempt comes after its pause, and not after three hours.
+    change(&mut back, |eviction| {
+        eviction.status = Some(decision.status.clone())
+    });
+    let later = now() + SignedDuration::from_secs(11);
+    back.reads.servers.as_mut().unwrap().at = later;
+    let decision = decide(&back, later);
+    assert_eq!(
+        row(&decision, "b").state,
+        InstanceState::Moving,
+        "{decision:#?}"
+    );
+}
+
+#[test]
+fn what_passed_while_nobody_looked_is_given_a_little_time() {
+    // The clock was set forward while the operator was restarted.
+    let mut late = moving("a");
+    (late.since, late.deadline) = (Some(Time(ago(9000))), Some(Time(ago(5400))));
+    let mut status = running(vec![late]);
+    status.started_at = Some(Time(ago(9000)));
+    let mut seen = seen(
+        reads(vec![server("a", json!({ "status": "MIGRATING" }))]),
+        status,
+    );
+    change(&mut seen, |eviction| {
+        eviction.spec.deadline = Some("2h".to_owned())
+    });
+    seen.reads.migrations = read(vec![migration(6, "a", "running")]);
+    seen.reads.signs.heard("a", now());
+    seen.reads.watched_since = Some(ago(10));
+    let decision = decide(&seen, now());
+    assert!(!does(&decision, "abort"), "{decision:#?}");
+    assert!(
+        decision.wake.unwrap() > now(),
+        "nobody turns without a pause"
+    );
+    seen.reads.watched_since = Some(ago(301));
+    let decision = decide(&seen, now());
+    assert!(does(&decision, "abort"));
+    let said = conditions::find(&decision.status.conditions, EvictionCondition::Evicting).unwrap();
+    assert!(
+        said.message.contains("the deadline passed"),
+        "{}",
+        said.message
+    );
+}

@@ -301,7 +301,7 @@ pub async fn report(client: &Client, host: &str, deadline: Duration) -> Result<R
     Ok(Report::of(
         lease.as_ref(),
         status.as_ref(),
-        Timestamp::now(),
+        crate::clock::now(),
     ))
 }
 

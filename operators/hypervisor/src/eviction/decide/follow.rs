@@ -224,7 +224,7 @@ impl<'a> Turn<'a> {
         let reads = &self.seen.reads;
         let (listed, followed) = (reads.servers.as_ref()?.at, reads.migrations.as_ref()?.at);
         let began = row.since.as_ref().map_or(self.now, |since| since.0);
-        if listed < began + SHOWS || followed < listed + FORSAKEN {
+        if listed < self.over_at(began, SHOWS) || followed < listed + FORSAKEN {
             return None;
         }
         match self.servers.get(row.id.as_str()) {
@@ -290,12 +290,12 @@ impl<'a> Turn<'a> {
                 });
             }
         }
-        let late = row
-            .deadline
-            .as_ref()
-            .is_some_and(|deadline| deadline.0 <= self.now);
-        if !late && let Some(deadline) = &row.deadline {
-            self.wake_at(deadline.0);
+        let long = self.seen.policy.instance_deadline;
+        let deadline = row.deadline.as_ref();
+        let deadline = deadline.map(|deadline| self.passes_at(deadline.0, long));
+        let late = deadline.is_some_and(|deadline| deadline <= self.now);
+        if let Some(deadline) = deadline.filter(|_| !late) {
+            self.wake_at(deadline);
         }
         let stalled = transfer.is_some_and(|one| one.has_stalled(self.now, self.seen.policy.stall));
         let why = match self.stop {

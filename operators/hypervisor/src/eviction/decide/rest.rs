@@ -124,7 +124,7 @@ impl Turn<'_> {
             return self.tell_failed(row);
         }
         let Some(_) = judged.method else {
-            let until = since + self.patience_with(judged);
+            let until = self.over_at(since, self.patience_with(judged));
             if row.state != State::Blocked {
                 self.settle(row, State::Blocked);
             } else if until > self.now {

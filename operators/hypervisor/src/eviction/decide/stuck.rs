@@ -42,7 +42,9 @@ impl Turn<'_> {
             .get(&row.id)
             .filter(|read| !read.value.conductor)
         {
-            let late = row.deadline.as_ref().is_some_and(|at| at.0 <= self.now);
+            let long = self.seen.policy.instance_deadline;
+            let mut deadline = row.deadline.iter();
+            let late = deadline.any(|at| self.passes_at(at.0, long) <= self.now);
             if self.stop.is_some() || late {
                 return Some(Course::Abandoned(by_hand(
                     row,
@@ -64,7 +66,8 @@ impl Turn<'_> {
         }
         let sign = self.last_sign(row, record);
         let patience = self.stuck_patience(row);
-        let (said, until) = (sign + patience.min(SAID_AFTER), sign + patience);
+        let said = self.over_at(sign, patience.min(SAID_AFTER));
+        let until = self.over_at(sign, patience);
         let listed = reads.servers.as_ref().map(|read| read.at)?;
         if self.now < said {
             self.wake_at(said);
@@ -125,7 +128,8 @@ impl Turn<'_> {
         if !migrating || dry || self.stop.is_some() || !self.seen.policy.reset_errors {
             return;
         }
-        let until = self.last_sign(row, None) + self.seen.policy.stuck_patience;
+        let sign = self.last_sign(row, None);
+        let until = self.over_at(sign, self.seen.policy.stuck_patience);
         if self.now < until {
             return self.wake_at(until);
         }
