@@ -1751,7 +1751,7 @@ fn stamps_of_a_clock_that_was_set_back_neither_block_nor_burn_attempts() {
     assert_eq!(row(&decision, "b").since, Some(Time(now())));
     // The next attempt comes after its pause, and not after three hours.
     change(&mut back, |eviction| {
-        eviction.status = Some(decision.status.clone())
+        eviction.status = Some(decision.status.clone());
     });
     let later = now() + SignedDuration::from_secs(11);
     back.reads.servers.as_mut().unwrap().at = later;
@@ -1775,7 +1775,7 @@ fn what_passed_while_nobody_looked_is_given_a_little_time() {
         status,
     );
     change(&mut seen, |eviction| {
-        eviction.spec.deadline = Some("2h".to_owned())
+        eviction.spec.deadline = Some("2h".to_owned());
     });
     seen.reads.migrations = read(vec![migration(6, "a", "running")]);
     seen.reads.signs.heard("a", now());
