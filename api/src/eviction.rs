@@ -104,6 +104,8 @@ string_enum! {
         NotOnHost => "NotOnHost",
         /// It could not be examined.
         CheckFailed => "CheckFailed",
+        /// Nova calls it running, and libvirt says that it does not run.
+        GuestNotRunning => "GuestNotRunning",
     }
 }
 

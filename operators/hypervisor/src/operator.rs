@@ -120,6 +120,7 @@ pub async fn run(config: Config, client: Client, cancel: CancellationToken) -> a
             client: client.clone(),
             openstack: openstack.clone(),
             fleet: fleet.clone(),
+            hypervisors: caches.hypervisors.clone(),
             term: term.clone(),
             groups: Arc::default(),
             stall: policy.stall,

@@ -478,13 +478,15 @@ impl Model {
             .cloned()
             .collect();
         // Nova's lists leave out what a cell has that is down.
-        let unconfirmed = match self.cell_down {
-            true => BTreeMap::new(),
-            false => self.unconfirmed.clone(),
+        let unconfirmed = if self.cell_down {
+            BTreeMap::new()
+        } else {
+            self.unconfirmed.clone()
         };
-        let listed = match self.cell_down {
-            true => BTreeSet::new(),
-            false => self.servers.clone(),
+        let listed = if self.cell_down {
+            BTreeSet::new()
+        } else {
+            self.servers.clone()
         };
         let value = Remains {
             servers: listed,

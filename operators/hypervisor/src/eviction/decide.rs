@@ -30,6 +30,7 @@ use crate::pass::cut;
 
 mod age;
 mod agree;
+mod arrive;
 mod end;
 mod follow;
 mod look;
@@ -315,6 +316,7 @@ impl<'a> Turn<'a> {
         };
         let servers = fresh(reads.servers.as_ref().map(|read| read.at));
         let migrations = fresh(reads.migrations.as_ref().map(|read| read.at));
+        let libvirt = fresh(reads.libvirt.as_ref().map(|read| read.at));
         let host = host.to_owned();
         if !servers {
             self.actions
@@ -323,7 +325,10 @@ impl<'a> Turn<'a> {
         if !migrations {
             self.actions.insert(Action::ReadMigrations { host });
         }
-        if !servers || !migrations {
+        if !libvirt {
+            self.actions.insert(Action::ReadDomains);
+        }
+        if !servers || !migrations || !libvirt {
             return false;
         }
         if reads.targets.is_none() && !self.servers.is_empty() {

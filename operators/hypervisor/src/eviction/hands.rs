@@ -14,7 +14,7 @@ use cobalt_openstack::compute::{
 };
 use cobalt_openstack::placement::{CandidateQuery, Resources};
 use cobalt_openstack::{Client as OpenStack, Error, Port, found};
-use cobalt_runtime::{Term, chain, within};
+use cobalt_runtime::{Store, Term, chain, within};
 use jiff::{SignedDuration, Timestamp};
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client, ResourceExt};
@@ -30,6 +30,7 @@ use super::witness::{self, Claims, Place};
 use crate::clock;
 use crate::fleet::Watched;
 use crate::host::Read;
+use crate::kept::Row;
 
 /// For one call of the API server, and for what only explains.
 const DEADLINE: Duration = Duration::from_secs(15);
@@ -59,6 +60,8 @@ pub struct Hands {
     pub openstack: OpenStack,
     /// What is known of all hosts.
     pub fleet: Watched,
+    /// The hosts of this operator.
+    pub hypervisors: Store<Row>,
     /// Whether this process leads.
     pub term: Term,
     /// Server groups of all projects, as last read.
@@ -226,6 +229,27 @@ impl Hands {
                 let value = report.map_err(Failure::Kubernetes)?;
                 Box::new(move |reads| reads.libvirt = Some(Read { at, value }))
             }
+            Action::ReadArrivals { host } => {
+                let name = self.hypervisor_of(host);
+                let report = witness::report(&self.client, &name, DEADLINE).await;
+                let value = report.map_err(Failure::Kubernetes)?;
+                let host = host.clone();
+                Box::new(move |reads| {
+                    reads.agents.insert(host, Read { at, value });
+                })
+            }
+            Action::ReadErrors => {
+                let status = eviction.status.as_ref();
+                let began = status.and_then(|status| status.started_at.as_ref());
+                let since = began.map_or(at, |began| began.0.min(at)) - CLOCKS;
+                let servers = compute.servers(&ServerFilter::in_error(since)).await?;
+                let why = |server: Server| {
+                    let fault = server.fault.map(|fault| fault.message);
+                    (server.id, fault.unwrap_or_default())
+                };
+                let value = servers.into_iter().map(why).collect();
+                Box::new(move |reads| reads.errors = Some(Read { at, value }))
+            }
             Action::ReadReason { server, request } => {
                 let action = found(compute.action(server, request).await)?;
                 let failure = action.and_then(|action| action.failure().map(ToOwned::to_owned));
@@ -376,6 +400,14 @@ impl Hands {
             migration: under_way.iter().max_by_key(|one| one.id).map(Record::from),
             conductor: conductors.is_empty() || conductors.iter().any(up),
         })
+    }
+
+    /// The Hypervisor of a host that Nova calls so.
+    fn hypervisor_of(&self, host: &str) -> String {
+        let all = self.hypervisors.all();
+        let mut names = all.iter().map(|(key, row)| (key.name(), row));
+        let found = names.find(|(name, row)| row.names(name).contains(&host));
+        found.map_or(host, |(name, _)| name).to_owned()
     }
 
     /// Guests that the agent of the host sees running, if it is sure.
@@ -595,6 +627,7 @@ fn is_of_others(action: &Action) -> bool {
             | Action::Release
             | Action::ReadRunning
             | Action::ReadDomains
+            | Action::ReadArrivals { .. }
             | Action::ReadHolders { .. }
     )
 }
@@ -691,6 +724,8 @@ fn failed(reads: &mut Reads, action: &Action, failure: &Failure) {
             | Action::ReadRunning
             | Action::ReadClaims { .. }
             | Action::ReadDomains
+            | Action::ReadArrivals { .. }
+            | Action::ReadErrors
             | Action::Hold
             | Action::Release
             | Action::Confirm { .. }

@@ -89,6 +89,10 @@ pub struct Reads {
     pub claims: Option<Read<Claims>>,
     /// What the agent of the host says of libvirt's domains.
     pub libvirt: Option<Read<Report>>,
+    /// What the agents of targets say, by host as Nova calls it.
+    pub agents: BTreeMap<String, Read<Report>>,
+    /// Servers that came to be in ERROR since the eviction began, and why.
+    pub errors: Option<Read<BTreeMap<String, String>>>,
     /// Those who did so before anything was moved, and are none of its servers.
     pub strangers: BTreeSet<String>,
     /// Server groups with a hard rule.
@@ -299,6 +303,14 @@ pub enum Action {
     },
     /// Ask the agent of the host which domains libvirt has.
     ReadDomains,
+    /// Ask the agent of a target.
+    ReadArrivals {
+        /// The target, as Nova calls it.
+        host: String,
+    },
+    /// List all servers that are in ERROR and changed since the eviction began: one call for all
+    /// that have moved.
+    ReadErrors,
     /// See in Placement who still holds something of the host. It is a glance, cheaper than to ask
     /// Nova: it says when to ask Nova, and at the end whether anybody is on the way to the host.
     ReadHolders {
@@ -400,6 +412,8 @@ impl Action {
             Self::ReadHolders { .. } => "read-holders",
             Self::ReadClaims { .. } => "read-claims",
             Self::ReadDomains => "read-domains",
+            Self::ReadArrivals { .. } => "read-arrivals",
+            Self::ReadErrors => "read-errors",
             Self::ReadReason { .. } => "read-reason",
             Self::ReadServer { .. } => "read-server",
             Self::ReadTransfer { .. } => "read-transfer",

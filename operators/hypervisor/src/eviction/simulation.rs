@@ -44,6 +44,8 @@ struct Fate {
     refusals: u32,
     /// Its owner deletes it at that second.
     deleted_at: Option<i64>,
+    /// Its QEMU is killed at that second, if it runs. Nova notices 15 s later.
+    crashes_at: Option<i64>,
     memory: u64,
 }
 
@@ -96,6 +98,8 @@ struct FakeNova {
     ends: BTreeMap<i64, Timestamp>,
     /// From when on a migration is in Nova's list: its record comes after the answer.
     shows: BTreeMap<i64, Timestamp>,
+    /// Servers whose guests have crashed, and when.
+    crashed: BTreeMap<String, i64>,
     /// When shelved servers are let go of.
     offloads: BTreeMap<String, Timestamp>,
     /// The most that were under way at the same time.
@@ -154,6 +158,7 @@ impl FakeNova {
                 runs: true,
                 refusals: 0,
                 deleted_at: None,
+                crashes_at: None,
                 memory: 1,
             };
             let mut resized = server("resized", &fate);
@@ -176,6 +181,7 @@ impl FakeNova {
             migrations,
             ends: BTreeMap::new(),
             shows,
+            crashed: BTreeMap::new(),
             offloads: BTreeMap::new(),
             most: 0,
             most_to_one: 0,
@@ -253,21 +259,50 @@ impl FakeNova {
         }
     }
 
-    /// What libvirt has on the host.
-    fn domains(&self) -> BTreeMap<String, Domain> {
+    /// Guests crash, and some time later Nova notices.
+    fn crash(&mut self) {
+        let second = self.second();
+        for (id, (server, fate)) in &mut self.servers {
+            let runs = matches!(
+                server.status,
+                ServerStatus::Active | ServerStatus::Migrating
+            );
+            if fate.crashes_at.take_if(|at| *at <= second).is_some() && runs {
+                self.crashed.insert(id.clone(), second);
+            }
+            let noticed = self.crashed.get(id).is_some_and(|at| at + 15 <= second);
+            if noticed && server.status == ServerStatus::Active && server.task_state.is_none() {
+                server.status = ServerStatus::Shutoff;
+            }
+        }
+    }
+
+    /// What libvirt has on a host.
+    fn domains(&self, host: &str) -> BTreeMap<String, Domain> {
         let here = self.servers.iter();
-        let here = here.filter(|(_, (one, _))| one.host.as_deref() == Some(HOST));
+        // After a crash in the middle of a move there is no domain anywhere.
+        let here = here.filter(|(_, (one, _))| {
+            one.host.as_deref() == Some(host) && (host == HOST || one.status != ServerStatus::Error)
+        });
         let ghost = self.story.ghost_until;
-        let ghost = ghost.filter(|until| self.second() < *until);
-        let domain = Domain {
-            runs: true,
-            state: "running".to_owned(),
-            crashed: false,
+        let ghost = ghost.filter(|until| self.second() < *until && host == HOST);
+        let domain = |id: &String| Domain {
+            runs: !self.crashed.contains_key(id),
+            state: "a word".to_owned(),
+            crashed: self.crashed.contains_key(id),
         };
         here.map(|(id, _)| id.clone())
             .chain(ghost.map(|_| "ghost".to_owned()))
-            .map(|id| (id, domain.clone()))
+            .map(|id| (id.clone(), domain(&id)))
             .collect()
+    }
+
+    fn report(&self, host: &str) -> Report {
+        if self.story.agent {
+            Report::Domains(self.domains(host))
+        } else {
+            Report::Silent("its agent has no heartbeat".to_owned())
+        }
     }
 
     fn claims(&self, consumers: &BTreeSet<String>) -> Claims {
@@ -290,6 +325,7 @@ impl FakeNova {
     /// What comes to its end by itself.
     fn pass_time(&mut self) {
         self.decide_resize();
+        self.crash();
         let due: Vec<i64> = self
             .ends
             .iter()
@@ -327,7 +363,12 @@ impl FakeNova {
                 server.host.clone_from(&migration.dest_compute);
             } else {
                 migration.status = MigrationStatus::Completed;
-                server.status = ServerStatus::Active;
+                // Nova takes a guest that is not there for one that has moved.
+                server.status = if self.crashed.contains_key(&migration.server) {
+                    ServerStatus::Error
+                } else {
+                    ServerStatus::Active
+                };
                 server.host.clone_from(&migration.dest_compute);
             }
         }
@@ -472,12 +513,22 @@ impl FakeNova {
                 self.reads.claims = Some(Read { at, value });
             }
             Action::ReadDomains => {
-                let value = if self.story.agent {
-                    Report::Domains(self.domains())
-                } else {
-                    Report::Silent("its agent has no heartbeat".to_owned())
-                };
+                let value = self.report(HOST);
                 self.reads.libvirt = Some(Read { at, value });
+            }
+            Action::ReadArrivals { host } => {
+                let value = self.report(host);
+                self.reads.agents.insert(host.clone(), Read { at, value });
+            }
+            Action::ReadErrors => {
+                let all = self.servers.iter();
+                let all = all.filter(|(_, (one, _))| one.status == ServerStatus::Error);
+                let value = if self.cell_is_down() {
+                    BTreeMap::new()
+                } else {
+                    all.map(|(id, _)| (id.clone(), String::new())).collect()
+                };
+                self.reads.errors = Some(Read { at, value });
             }
             Action::ReadRunning => {
                 let here = self.servers.values();
@@ -523,7 +574,10 @@ impl FakeNova {
                 {
                     one.status = MigrationStatus::Confirmed;
                     if let Some((server, _)) = self.servers.get_mut(server) {
-                        server.status = ServerStatus::Active;
+                        server.status = match server.id.as_str() {
+                            "resized" => ServerStatus::Active,
+                            _ => ServerStatus::Shutoff,
+                        };
                     }
                 }
                 self.reads.migrations = None;
@@ -791,7 +845,7 @@ fn fate() -> impl Strategy<Value = Fate> {
             prop::bool::weighted(0.7),
         ),
         prop::option::weighted(0.1, 0_i64..60),
-        1_u64..4096,
+        (prop::option::weighted(0.15, 0_i64..60), 1_u64..4096),
     )
         .prop_map(
             |(
@@ -800,7 +854,7 @@ fn fate() -> impl Strategy<Value = Fate> {
                 (failures, forsaken),
                 (refusals, (lost, stuck), runs),
                 deleted_at,
-                memory,
+                (crashes_at, memory),
             )| {
                 let passes = task.is_some() || status == "VERIFY_RESIZE";
                 Fate {
@@ -815,6 +869,7 @@ fn fate() -> impl Strategy<Value = Fate> {
                     runs,
                     refusals,
                     deleted_at,
+                    crashes_at,
                     memory,
                 }
             },
@@ -946,6 +1001,12 @@ proptest! {
             if is_here {
                 prop_assert!(!said_away, "{row:?}");
             }
+            if let Some((server, _)) = nova.servers.get(&row.id)
+                && row.state == InstanceState::Moved
+                && outcome == Outcome::Succeeded
+            {
+                prop_assert_ne!(&server.status, &ServerStatus::Error, "{:?}", row);
+            }
             prop_assert!(row.attempt.unwrap_or(0) <= told.attempts, "{row:?}");
         }
         match outcome {
@@ -967,6 +1028,7 @@ proptest! {
             fate.stuck = 0;
             fate.refusals = 0;
             fate.deleted_at = None;
+            fate.crashes_at = None;
         }
         let stuck = stuck % fates.len();
         fates[stuck].failures = 99;
@@ -1037,4 +1099,47 @@ proptest! {
         prop_assert!(usize::try_from(again).unwrap() <= nova.doubled, "{:#?}", status);
         prop_assert!(nova.second() < 900, "it took {} s", nova.second());
     }
+}
+
+#[test]
+fn a_request_that_was_repeated_after_a_silence_is_not_forsaken_at_once() {
+    let fate = |seconds, memory| Fate {
+        status: "ACTIVE",
+        task: None,
+        settles_at: None,
+        seconds,
+        failures: 0,
+        forsaken: 0,
+        refusals: 0,
+        deleted_at: None,
+        crashes_at: None,
+        memory,
+    };
+    let mut nova = FakeNova::new(Story {
+        fates: vec![fate(27, 2461), fate(9, 1)],
+        limits: Limits {
+            source: 1,
+            target: 2,
+            zone: 1,
+            cluster: 1,
+        },
+        parallelism: None,
+        attempts: 1,
+        deadline: None,
+        cancel_at: None,
+        deaths: Vec::new(),
+        silence: Some((11, 70)),
+        targets: 1,
+        stranger: false,
+        cell_down: None,
+        agent: false,
+        ghost_until: None,
+        unconfirmed: Some(Unconfirmed {
+            kind: "resize",
+            decides_at: Some(11),
+            reverts: true,
+        }),
+    });
+    assert!(nova.play());
+    assert_eq!(nova.most, 1, "{:#?}", nova.migrations);
 }

@@ -81,6 +81,11 @@ fn reads(servers: Vec<Server>) -> Reads {
         targets: read(Ok(targets.collect())),
         migrations: read(Vec::new()),
         servers: read(servers),
+        libvirt: read(silent()),
+        agents: ["t1", "t2"]
+            .map(|host| (host.to_owned(), read(silent()).unwrap()))
+            .into(),
+        errors: later(BTreeMap::new()),
         ..Reads::default()
     }
 }

@@ -150,6 +150,21 @@ pub fn judge(server: &Server, row: &EvictionInstance, reads: &Reads) -> Judged {
         );
         method = None;
     }
+    if method == Some(Method::Live)
+        && let Some(said) = not_running(&server.id, reads)
+    {
+        // Nova would take a guest that is not there for one that has moved, and the server would end
+        // in ERROR on the target.
+        findings.add(
+            Why::GuestNotRunning,
+            format!(
+                "Nova calls it {}, and {said}: it is moved while it is off as soon as Nova has \
+                 noticed; else stop or start it",
+                server.status
+            ),
+        );
+        method = None;
+    }
     // Only Nova's configuration says whether the device can go along: it is tried.
     let mut unknown = false;
     if method == Some(Method::Live)
@@ -280,6 +295,18 @@ pub fn judge(server: &Server, row: &EvictionInstance, reads: &Reads) -> Judged {
         passes,
         may_run,
         confirm,
+    }
+}
+
+/// What libvirt says of a guest that it does not run, if its agent can be asked.
+fn not_running(id: &str, reads: &Reads) -> Option<String> {
+    match reads.libvirt.as_ref()?.value.domain(id)? {
+        Some(domain) if domain.runs => None,
+        Some(domain) => Some(format!(
+            "libvirt says that its guest does not run ({})",
+            domain.state
+        )),
+        None => Some("libvirt does not have it".to_owned()),
     }
 }
 

@@ -160,7 +160,9 @@ impl From<&Instance> for Domain {
     fn from(instance: &Instance) -> Self {
         let word = |word: &Option<String>| word.clone().unwrap_or_default();
         let (state, reason) = (word(&instance.state), word(&instance.reason));
-        let ended = ["shutoff", "crashed", "shutdown"].contains(&state.as_str());
+        let ended = ["shutoff", "crashed", "shutdown"].contains(&state.as_str())
+            // It waits for the rest of its memory.
+            || (state == "paused" && reason.starts_with("migrat"));
         let crashed = state == "crashed" || ["crashed", "failed"].contains(&reason.as_str());
         let both = if reason.is_empty() {
             state

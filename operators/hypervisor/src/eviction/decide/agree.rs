@@ -21,6 +21,10 @@ const PLACEMENT_AGAIN: SignedDuration = SignedDuration::from_secs(2);
 const LIBVIRT_AGAIN: SignedDuration = SignedDuration::from_secs(1);
 /// The agent tells this late at most that a domain is gone.
 const LIBVIRT_LAG: SignedDuration = SignedDuration::from_secs(15);
+/// How long it is believed that a guest runs, before its live migration is asked for.
+const GUESTS_FOR: SignedDuration = SignedDuration::from_secs(10);
+/// How long an agent that cannot be asked is left alone.
+pub(super) const SILENT_FOR: SignedDuration = SignedDuration::from_secs(60);
 /// How many of those who hold something of the host are looked up at a time.
 const MOST_CLAIMS: usize = 16;
 /// How many are named in a message.
@@ -203,14 +207,31 @@ impl<'a> Turn<'a> {
 
     /// Asks the agent of the host again in time.
     pub(super) fn libvirt_again(&mut self) {
+        self.libvirt_within(LIBVIRT_AGAIN);
+    }
+
+    /// Asks the agent of the host whenever what it said is older than this.
+    pub(super) fn libvirt_within(&mut self, every: SignedDuration) {
         let last = self.seen.reads.libvirt.as_ref().map(|read| read.at);
-        match last.map(|last| last + LIBVIRT_AGAIN) {
+        match last.map(|last| last + every) {
             Some(due) if due > self.now => self.wake_at(due),
             _ => {
                 self.actions.insert(Action::ReadDomains);
-                self.wake_in(LIBVIRT_AGAIN);
+                self.wake_in(every);
             }
         }
+    }
+
+    /// Whether a guest may have crashed since the agent of the host was asked.
+    pub(super) fn libvirt_is_old(&self) -> bool {
+        let read = self.seen.reads.libvirt.as_ref();
+        read.is_none_or(|read| {
+            let good = match read.value {
+                Report::Domains(_) => GUESTS_FOR,
+                Report::Silent(_) => SILENT_FOR,
+            };
+            self.now.duration_since(read.at) > good
+        })
     }
 
     fn ask_placement(&mut self, listed: Timestamp) {

@@ -61,6 +61,10 @@ impl Turn<'_> {
             });
             return false;
         }
+        if !self.have_arrived() {
+            return false;
+        }
+        let counts = InstanceCounts::of(&self.status.instances);
         if counts.failed > 0 {
             let outcome = failure(counts);
             self.end(outcome, &summary(counts));

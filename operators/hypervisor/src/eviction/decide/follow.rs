@@ -9,6 +9,7 @@ use cobalt_openstack::compute::{Migration, MigrationStatus, Server, ServerStatus
 use jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt;
 
+use super::arrive::{Arrival, in_error, is_arriving};
 use super::look::Glance;
 use super::{Stop, Turn, label};
 use crate::eviction::seen::{Action, Asked, Stalled};
@@ -72,7 +73,7 @@ impl<'a> Turn<'a> {
                 }
                 _ => {}
             }
-            if row.state == State::Moving {
+            if row.state == State::Moving && !is_arriving(row) {
                 self.room.take(row.to.as_deref());
             }
         }
@@ -135,6 +136,12 @@ impl<'a> Turn<'a> {
         }
         if self.was_reset(row) {
             return Course::Failed(LOST.to_owned());
+        }
+        if followed.map(|read| read.at) < listed.map(|read| read.at) {
+            // While the cell was down there were no migrations in the list.
+            let host = host.to_owned();
+            self.actions.insert(Action::ReadMigrations { host });
+            return Course::Underway;
         }
         if !matches!(asked, Some(Asked::Accepted { .. })) {
             return Course::NotBegun;
@@ -223,7 +230,8 @@ impl<'a> Turn<'a> {
     ) -> Option<Course> {
         let reads = &self.seen.reads;
         let (listed, followed) = (reads.servers.as_ref()?.at, reads.migrations.as_ref()?.at);
-        let began = row.since.as_ref().map_or(self.now, |since| since.0);
+        // A request may have been repeated long after its row began to move.
+        let began = self.asked_at(row).unwrap_or(self.now);
         if listed < self.over_at(began, SHOWS) || followed < listed + FORSAKEN {
             return None;
         }
@@ -365,6 +373,12 @@ impl<'a> Turn<'a> {
                 Place::Offloaded => Course::Left { to: None },
                 Place::Nowhere(status) => self.nowhere(row, &status),
                 Place::On { host: on, .. } if on == host => Course::Underway,
+                Place::On {
+                    host: on,
+                    status: ServerStatus::Error,
+                    fault,
+                    ..
+                } => Course::Lost(in_error(&on, fault.as_deref())),
                 Place::On { host: on, .. } => Course::Left { to: Some(on) },
             },
             _ => {
@@ -476,6 +490,11 @@ impl<'a> Turn<'a> {
             }
             Course::Left { to } => {
                 row.to = to.or_else(|| row.to.take());
+                match self.arrival(row) {
+                    Arrival::Seen => {}
+                    Arrival::NotYet => return,
+                    Arrival::Lost(text) => return self.lose(row, text),
+                }
                 row.error = None;
                 row.progress = Some(100);
                 self.settle(row, State::Moved);
@@ -510,13 +529,16 @@ impl<'a> Turn<'a> {
                 };
                 self.settle(row, state);
             }
-            Course::Lost(text) => {
-                row.error = Some(cut(text, 2048));
-                row.progress = None;
-                self.settle(row, State::Failed);
-                self.tell_failed(row);
-            }
+            Course::Lost(text) => self.lose(row, text),
         }
+    }
+
+    /// It has left the host, and is not what it was.
+    pub(super) fn lose(&mut self, row: &mut EvictionInstance, text: String) {
+        row.error = Some(cut(text, 2048));
+        row.progress = None;
+        self.settle(row, State::Failed);
+        self.tell_failed(row);
     }
 
     /// An attempt came to nothing.

@@ -9,6 +9,7 @@ use cobalt_openstack::compute::Migration;
 use jiff::{SignedDuration, Timestamp};
 
 use super::agree::AGAIN;
+use super::arrive::is_arriving;
 use super::{Turn, label};
 use crate::eviction::seen::{Action, Asked};
 
@@ -68,7 +69,7 @@ impl Turn<'_> {
             self.status
                 .instances
                 .iter()
-                .filter(|row| row.state == State::Moving)
+                .filter(|row| row.state == State::Moving && !is_arriving(row))
         };
         let offloads = moving().any(|row| row.method == Some(Method::Offload));
         // As long as Nova has not answered, there is nothing to look at.
@@ -99,6 +100,15 @@ impl Turn<'_> {
             self.actions.insert(Action::ReadServers { host });
         } else {
             self.wake_at(listed + every);
+        }
+        let crashed = PreflightReason::GuestNotRunning.as_str();
+        let waits_for_nova = self.status.instances.iter().any(|row| {
+            let mut reasons = row.preflight.iter().flat_map(|one| &one.reasons);
+            row.state == State::Blocked && reasons.any(|one| one.reason == crashed)
+        });
+        if waits_for_nova {
+            // It may be started again, too.
+            self.libvirt_within(LIST_WAITING);
         }
         let by_others = [PreflightReason::NoCapacity, PreflightReason::AffinityGroup];
         let by_others = by_others.map(PreflightReason::as_str);
@@ -166,7 +176,7 @@ impl Turn<'_> {
         }
         let usual = self.usual();
         let rows = self.status.instances.iter();
-        let rows = rows.filter(|row| row.state == State::Moving);
+        let rows = rows.filter(|row| row.state == State::Moving && !is_arriving(row));
         let moving = rows.clone().count();
         let asked: Vec<Timestamp> = rows.filter_map(|row| self.asked_at(row)).collect();
         match self.glance {
@@ -203,7 +213,8 @@ impl Turn<'_> {
         }
         let (mut gone, mut targeted) = (0_usize, 0_usize);
         for row in &self.status.instances {
-            let asked = self.asked_at(row).filter(|_| row.state == State::Moving);
+            let moving = row.state == State::Moving && !is_arriving(row);
+            let asked = self.asked_at(row).filter(|_| moving);
             let Some(asked) = asked.filter(|asked| *asked < holders.at) else {
                 continue;
             };
@@ -256,7 +267,7 @@ impl Turn<'_> {
 
     /// When Nova took the request of a row; `None` while it has not answered. The row itself knows
     /// no more than the second.
-    fn asked_at(&self, row: &EvictionInstance) -> Option<Timestamp> {
+    pub(super) fn asked_at(&self, row: &EvictionInstance) -> Option<Timestamp> {
         match self.seen.reads.asked.get(&row.id) {
             Some(Asked::Waiting) => None,
             Some(Asked::Accepted { at, .. } | Asked::Unclear { at, .. }) => Some(*at),

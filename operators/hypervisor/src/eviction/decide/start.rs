@@ -4,6 +4,7 @@ use cobalt_api::eviction::{EvictionInstance, InstanceState as State, Method};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
+use super::arrive::is_arriving;
 use super::look::Glance;
 use super::{BETWEEN_EMPTY, Turn};
 use crate::eviction::seen::{Action, Order};
@@ -32,7 +33,7 @@ impl Turn<'_> {
             .status
             .instances
             .iter()
-            .filter(|row| row.state == State::Moving)
+            .filter(|row| row.state == State::Moving && !is_arriving(row))
             .count()
             .saturating_sub(ended);
         let newest = self
@@ -86,6 +87,10 @@ impl Turn<'_> {
             let Some(method) = self.methods.get(&row.id).copied() else {
                 continue;
             };
+            if method == Method::Live && self.libvirt_is_old() {
+                self.actions.insert(Action::ReadDomains);
+                break;
+            }
             let target = target.filter(|_| method != Method::Offload);
             let (now, deadline) = (
                 self.time(),

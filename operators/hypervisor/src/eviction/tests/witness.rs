@@ -325,3 +325,138 @@ fn a_host_that_nova_never_knew_may_have_domains() {
     assert_eq!(decision.status.outcome, None);
     assert_eq!(waits(&decision), Some("WitnessesDisagree"));
 }
+
+#[test]
+fn a_crashed_guest_is_not_live_migrated() {
+    let active = || server("a", json!({}));
+    let row = EvictionInstance::new("a");
+    let mut reads = reads(vec![active()]);
+    for (libvirt, method) in [
+        (domains(&[("a", "running")]), Some(Method::Live)),
+        (domains(&[("a", "crashed")]), None),
+        (domains(&[]), None),
+        // Who cannot be asked does not know better than Nova.
+        (silent(), Some(Method::Live)),
+    ] {
+        reads.libvirt = read(libvirt);
+        let judged = judge(&active(), &row, &reads);
+        assert_eq!(judged.method, method, "{:?}", reads.libvirt);
+        if method.is_none() {
+            let finding = &judged.preflight.reasons[0];
+            assert_eq!(finding.reason, "GuestNotRunning");
+            assert_eq!(judged.preflight.verdict, Verdict::Blocked);
+        }
+    }
+    // Nova has noticed.
+    reads.libvirt = read(domains(&[("a", "crashed")]));
+    let off = server("a", json!({ "status": "SHUTOFF" }));
+    assert_eq!(judge(&off, &row, &reads).method, Some(Method::Cold));
+}
+
+#[test]
+fn libvirt_is_asked_right_before_a_live_migration() {
+    let mut seen = seen(reads(vec![server("a", json!({}))]), running(Vec::new()));
+    seen.reads.libvirt = read(domains(&[("a", "running")]));
+    assert!(asks(&decide(&seen, now()), "move"));
+    let decision = decide(&seen, now() + SignedDuration::from_secs(11));
+    assert!(asks(&decision, "read-domains") && !asks(&decision, "move"));
+}
+
+/// Nova says of one that it has moved to `t1`.
+fn completed(libvirt: Report) -> Seen {
+    let mut seen = seen(reads(Vec::new()), running(vec![moving("a")]));
+    seen.reads.migrations = read(vec![migration(6, "a", "completed")]);
+    seen.reads.agents = [("t1".to_owned(), later(libvirt).unwrap())].into();
+    seen
+}
+
+#[test]
+fn one_has_moved_when_it_runs_on_its_target() {
+    let mut unasked = completed(silent());
+    unasked.reads.agents.clear();
+    let decision = decide(&unasked, then());
+    assert_eq!(row(&decision, "a").state, InstanceState::Moving);
+    assert!(asks(&decision, "read-arrivals") && !asks(&decision, "read-migrations"));
+
+    for libvirt in [domains(&[("a", "running")]), silent()] {
+        let decision = decide(&completed(libvirt), then());
+        let row = row(&decision, "a");
+        assert_eq!((row.state, &row.error), (InstanceState::Moved, &None));
+    }
+}
+
+#[test]
+fn one_that_is_in_error_or_runs_nowhere_on_its_target_has_failed() {
+    for libvirt in [domains(&[]), domains(&[("a", "crashed")])] {
+        let mut seen = completed(libvirt);
+        let decision = decide(&seen, then());
+        assert_eq!(row(&decision, "a").state, InstanceState::Moving);
+        assert!(asks(&decision, "read-server"));
+        change(&mut seen, |one| one.status = Some(decision.status));
+        let on = |status: &str, at: Timestamp| {
+            let value = Place::On {
+                host: "t1".to_owned(),
+                status: status.to_owned().into(),
+                busy: false,
+                fault: Some("the domain is gone".to_owned()),
+            };
+            [("a".to_owned(), Read { at, value })].into()
+        };
+        seen.reads.elsewhere = on("ERROR", now());
+        let decision = decide(&seen, then());
+        let failed = row(&decision, "a");
+        assert_eq!(failed.state, InstanceState::Failed);
+        let error = failed.error.as_ref().unwrap();
+        assert!(
+            error.contains("ERROR on t1 (the domain is gone)"),
+            "{error}"
+        );
+
+        // Nova has noticed nothing.
+        let late = then() + SignedDuration::from_secs(61);
+        seen.reads.elsewhere = on("ACTIVE", late);
+        seen.reads.agents.get_mut("t1").unwrap().at = late;
+        let decision = decide(&seen, late);
+        assert_eq!(row(&decision, "a").state, InstanceState::Failed);
+        assert_ne!(decision.status.outcome, Some(Outcome::Succeeded));
+    }
+    // Its owner has stopped it since.
+    let mut stopped = completed(domains(&[("a", "shutoff")]));
+    let value = Place::On {
+        host: "t1".to_owned(),
+        status: "SHUTOFF".to_owned().into(),
+        busy: false,
+        fault: None,
+    };
+    stopped.reads.elsewhere = [("a".to_owned(), Read { at: now(), value })].into();
+    let decision = decide(&stopped, then());
+    assert_eq!(row(&decision, "a").state, InstanceState::Moved);
+}
+
+#[test]
+fn where_no_agent_can_be_asked_nova_is_asked_once_who_is_in_error() {
+    let mut moved = moved("a");
+    (moved.migration_id, moved.to) = (Some(6), Some("t1".to_owned()));
+    let mut seen = seen(reads(Vec::new()), running(vec![moved]));
+    seen.reads.empties = vec![now()];
+    seen.reads.libvirt = later(silent());
+    seen.reads.holders = later(BTreeSet::new());
+    seen.reads.errors = None;
+    let decision = decide(&seen, then());
+    assert_eq!(decision.status.outcome, None);
+    assert!(asks(&decision, "read-errors"));
+    let fault = |id: &str| BTreeMap::from([(id.to_owned(), "no domain".to_owned())]);
+    seen.reads.errors = later(fault("another"));
+    let decision = decide(&seen, then());
+    assert_eq!(decision.status.outcome, Some(Outcome::Succeeded));
+    seen.reads.errors = later(fault("a"));
+    let decision = decide(&seen, then());
+    assert_eq!(decision.status.outcome, Some(Outcome::Failed));
+    assert!(
+        row(&decision, "a")
+            .error
+            .as_ref()
+            .unwrap()
+            .contains("no domain")
+    );
+}
