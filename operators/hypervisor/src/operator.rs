@@ -28,7 +28,7 @@ use prometheus_client::registry::Registry;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sha2::{Digest, Sha256};
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::act::Hands;
@@ -112,6 +112,7 @@ pub async fn run(config: Config, client: Client, cancel: CancellationToken) -> a
     let node_objects = watches.node_objects(objects_config(&config));
 
     let policy = config.eviction.policy();
+    let (begin, begun) = mpsc::channel(eviction::engine::MOST_BEGUN);
     let engine = Arc::new(Engine {
         client: client.clone(),
         evictions: caches.evictions.clone(),
@@ -128,6 +129,7 @@ pub async fn run(config: Config, client: Client, cancel: CancellationToken) -> a
         policy: Arc::new(policy),
         has_all: config.label_selector.is_empty(),
         queue: evicting.clone(),
+        begun: begin,
         recorder: recorder.clone(),
         metrics: metrics.clone(),
         ledger: Mutex::default(),
@@ -302,7 +304,13 @@ pub async fn run(config: Config, client: Client, cancel: CancellationToken) -> a
             let surplus = Arc::clone(&surplus);
             async move { surplus.turn(name).await }
         });
-        tokio::join!(hosts, evictions, surplus);
+        let over = CancellationToken::new();
+        let actions = eviction::engine::supervise(begun, over.clone());
+        let turns = async {
+            tokio::join!(hosts, evictions, surplus);
+            over.cancel();
+        };
+        tokio::join!(turns, actions);
     });
     let ended = tokio::select! {
         ended = tasks.run(cancel, GRACE) => ended.map_err(anyhow::Error::msg),

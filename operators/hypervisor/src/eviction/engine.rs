@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -17,6 +18,9 @@ use cobalt_runtime::{Note, Queue, Recorder, Severity, Store, chain, jitter, with
 use jiff::{SignedDuration, Timestamp};
 use kube::api::PostParams;
 use kube::{Api, Client, Resource, ResourceExt};
+use tokio::sync::mpsc;
+use tokio::task::{JoinError, JoinSet};
+use tokio_util::sync::CancellationToken;
 
 use super::budget::{Ledger, claims};
 use super::decide::{Decision, decide, is_held, label};
@@ -30,6 +34,10 @@ use crate::metrics::Metrics;
 const DEADLINE: Duration = Duration::from_secs(15);
 /// After a write that came too late: the watch has the newer object by then.
 const AFTER_CONFLICT: Duration = Duration::from_millis(200);
+/// After something could not be begun.
+const NOT_BEGUN: Duration = Duration::from_secs(1);
+/// How many actions may wait to be begun; each is begun at once.
+pub const MOST_BEGUN: usize = 4096;
 /// Everything is looked at again, although nothing has changed.
 const SAFETY: Duration = Duration::from_secs(300);
 
@@ -53,6 +61,8 @@ pub struct Engine {
     pub has_all: bool,
     /// Where hosts wait for their turn.
     pub queue: Queue<Arc<str>>,
+    /// Where that goes which is done beside the turns: to [`supervise`].
+    pub begun: mpsc::Sender<Doable>,
     /// Where Events go.
     pub recorder: Recorder,
     /// Counters.
@@ -66,6 +76,41 @@ pub struct Engine {
 impl fmt::Debug for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Engine").finish_non_exhaustive()
+    }
+}
+
+/// Something that is done beside the turns.
+pub type Doable = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// Does what turns have begun, all at the same time. After `over` nothing new comes, and the end of
+/// what is under way is awaited: the Lease is not let go of before. One that panics ends the process
+/// like any other task of it.
+pub async fn supervise(mut begun: mpsc::Receiver<Doable>, over: CancellationToken) {
+    let mut running = JoinSet::new();
+    loop {
+        tokio::select! {
+            biased;
+            Some(ended) = running.join_next() => pass_on(ended),
+            Some(act) = begun.recv() => {
+                running.spawn(act);
+            }
+            () = over.cancelled() => break,
+        }
+    }
+    begun.close();
+    while let Ok(act) = begun.try_recv() {
+        running.spawn(act);
+    }
+    while let Some(ended) = running.join_next().await {
+        pass_on(ended);
+    }
+}
+
+fn pass_on(ended: Result<(), JoinError>) {
+    if let Err(error) = ended
+        && let Ok(panic) = error.try_into_panic()
+    {
+        std::panic::resume_unwind(panic);
     }
 }
 
@@ -294,18 +339,24 @@ impl Engine {
             lock(&memory.reads).leaving = self.leaving(host, eviction);
         }
         let engine = Arc::clone(self);
+        let again = (Arc::clone(host), Arc::clone(memory), doing.clone());
         let (host, memory, eviction) = (Arc::clone(host), Arc::clone(memory), Arc::clone(eviction));
-        #[allow(
-            clippy::disallowed_methods,
-            reason = "its end is seen in `busy`; each call in it has a deadline"
-        )]
-        tokio::spawn(async move {
+        let act = async move {
             let action = &doing.1;
             let worked = engine.hands.act(&eviction, action, &memory.reads).await;
             engine.metrics.eviction_action(action.name(), worked);
             lock(&memory.busy).remove(&doing);
             engine.queue.add(host);
-        });
+        };
+        if self.begun.try_send(Box::pin(act)).is_err() {
+            // The process ends, or far too much is under way: it was not begun.
+            let (host, memory, doing) = again;
+            lock(&memory.busy).remove(&doing);
+            if let Action::Move { server, .. } = &doing.1 {
+                lock(&memory.reads).asked.remove(server);
+            }
+            self.queue.add_after(host, NOT_BEGUN);
+        }
     }
 
     /// Other hosts that are in maintenance or being drained, or shall be together with this one.
@@ -620,6 +671,39 @@ fn newest(memory: &Memory, uid: &str, watched: &Arc<Eviction>) -> Arc<Eviction> 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn what_is_under_way_at_the_end_is_awaited() {
+        let (begin, begun) = mpsc::channel::<Doable>(2);
+        let over = CancellationToken::new();
+        let (answer, answered) = tokio::sync::oneshot::channel::<()>();
+        let (done, mut is_done) = tokio::sync::oneshot::channel::<()>();
+        let act = async move {
+            answered.await.unwrap();
+            done.send(()).unwrap();
+        };
+        begin.try_send(Box::pin(act)).ok().unwrap();
+        let mut all = std::pin::pin!(supervise(begun, over.clone()));
+        over.cancel();
+        assert!(futures::poll!(&mut all).is_pending());
+        assert!(is_done.try_recv().is_err());
+        answer.send(()).unwrap();
+        all.await;
+        assert_eq!(is_done.try_recv(), Ok(()));
+        assert!(begin.try_send(Box::pin(async {})).is_err());
+    }
+
+    #[tokio::test]
+    #[should_panic(expected = "noticed")]
+    async fn one_that_panics_is_noticed() {
+        let (begin, begun) = mpsc::channel::<Doable>(2);
+        let over = CancellationToken::new();
+        begin
+            .try_send(Box::pin(async { panic!("noticed") }))
+            .ok()
+            .unwrap();
+        supervise(begun, over).await;
+    }
 
     #[test]
     fn what_was_under_way_when_it_was_decided_is_not_done_twice() {
