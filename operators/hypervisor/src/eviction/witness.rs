@@ -375,6 +375,7 @@ mod tests {
         }
     }
 
+    #[allow(clippy::needless_pass_by_value, reason = "callers write it in place")]
     fn server(more: serde_json::Value) -> Server {
         let mut all = json!({ "id": "a" });
         let object = all.as_object_mut().unwrap();
