@@ -1070,7 +1070,7 @@ proptest! {
             fate.status = "ACTIVE";
             (fate.task, fate.settles_at, fate.deleted_at) = (None, None, None);
             (fate.failures, fate.forsaken, fate.refusals) = (0, 0, 0);
-            (fate.lost, fate.stuck) = (0, 0);
+            (fate.lost, fate.stuck, fate.crashes_at) = (0, 0, None);
         }
         let mut deaths = deaths;
         deaths.sort_unstable();

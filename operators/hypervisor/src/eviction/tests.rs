@@ -1632,6 +1632,7 @@ fn an_id_that_was_never_on_the_host_is_an_error() {
             assert!(does(&before, "read-server"));
             assert_eq!(before.status.outcome, None, "it is looked for first");
             asked.reads.elsewhere = [("a".to_owned(), elsewhere(on))].into();
+            asked.reads.libvirt = later(silent());
             asked.reads.deleted = [("a".to_owned(), deleted.clone())].into();
             let decision = decide(&asked, now());
             let after = row(&decision, "a");

@@ -109,6 +109,8 @@ fn a_server_whose_cell_is_down_has_not_left() {
     let found = |place: Place| {
         let mut pending = EvictionInstance::new("a");
         pending.since = Some(Time(ago(20)));
+        // It was in the list of the host once.
+        pending.status = Some("ACTIVE".to_owned());
         let mut seen = seen(reads(Vec::new()), running(vec![pending]));
         seen.reads.elsewhere = [("a".to_owned(), later(place).unwrap())].into();
         decide(&seen, then())
