@@ -2,7 +2,7 @@
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cobalt_api::hypervisor::Hypervisor;
 use cobalt_libvirt::Options;
@@ -52,7 +52,7 @@ pub async fn run(config: Config, client: Client, cancel: CancellationToken) -> R
     let (domains_read, domains) = watch::channel(Arc::default());
     let (inventory_read, inventory) = watch::channel(None);
     let (holder_seen, holder) = watch::channel(Holder::Unknown);
-    let (term_seen, term) = watch::channel(Term::new(config.lease_duration));
+    let (term_seen, term) = watch::channel(Term::new(config.lease_duration, Instant::now()));
     let ctx = Context {
         node: Arc::clone(&node),
         node_label: config.node_label().into(),

@@ -43,6 +43,8 @@ pub fn acts_for(duration: Duration) -> Duration {
 pub struct Term {
     /// When the last renewal was sent that the API server has accepted.
     renewed: Option<Instant>,
+    /// When this process began to try.
+    began: Instant,
     duration: Duration,
     /// Another one after a break in which somebody may have taken the host for dead.
     number: u64,
@@ -51,9 +53,10 @@ pub struct Term {
 impl Term {
     /// One that has not begun.
     #[must_use]
-    pub fn new(duration: Duration) -> Self {
+    pub fn new(duration: Duration, began: Instant) -> Self {
         Self {
             renewed: None,
+            began,
             duration,
             number: 0,
         }
@@ -82,6 +85,13 @@ impl Term {
     #[must_use]
     pub fn holds(&self, now: Instant) -> bool {
         self.ends().is_some_and(|ends| now < ends)
+    }
+
+    /// When a renewal is late. A process that has just begun is not late with its first one: libvirt may
+    /// not be connected yet.
+    #[must_use]
+    pub fn late_at(&self) -> Instant {
+        self.renewed.unwrap_or(self.began) + acts_for(self.duration)
     }
 
     /// Which one it is.
@@ -391,8 +401,9 @@ mod tests {
     fn the_agent_stops_acting_before_anybody_may_take_its_host_for_dead() {
         let begin = Instant::now();
         let at = |seconds: u64| begin + Duration::from_secs(seconds);
-        let term = Term::new(Duration::from_secs(40));
+        let term = Term::new(Duration::from_secs(40), begin);
         assert!(!term.holds(begin), "it never held the Lease");
+        assert_eq!(term.late_at(), at(25), "its first renewal is awaited");
         let term = term.renew(begin);
         assert_eq!(term.ends(), Some(at(25)));
         assert!(term.holds(at(24)) && !term.holds(at(25)));

@@ -108,6 +108,10 @@ impl Agent {
     pub(super) fn say_whether_it_acts(&mut self) {
         let now = Instant::now();
         let lapsed = self.has_lapsed(now);
+        if lapsed && now < self.term.borrow().late_at() {
+            // The first renewal is on its way.
+            return;
+        }
         self.history.prune(self.config.window, now);
         let braked = !self.history.brake_is_over();
         self.metrics.braked.set(i64::from(braked));
@@ -228,7 +232,7 @@ impl Agent {
         let due = self.pending.values().map(|pending| pending.due).min();
         let now = Instant::now();
         // When the Lease is not renewed in time, that is to be said.
-        let lapses = self.term.borrow().ends().filter(|ends| *ends > now);
+        let lapses = Some(self.term.borrow().late_at()).filter(|at| *at > now);
         let turn = now + TURN;
         let first = due.unwrap_or(turn).min(lapses.unwrap_or(turn)).min(turn);
         tokio::time::Instant::from_std(first)

@@ -463,7 +463,7 @@ async fn recovery(host: &Host, words: &str) {
 async fn lapse(rig: &Rig, config: HaConfig, events: &mut EventStream) {
     let host = &rig.hosts[0];
     let duration = Duration::from_secs(8);
-    host.term.send_replace(Term::new(duration));
+    host.term.send_replace(Term::new(duration, Instant::now()));
     let cancel = CancellationToken::new();
     let keeping = tokio::spawn(lease::run(
         host.ctx.clone(),

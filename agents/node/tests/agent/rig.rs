@@ -63,7 +63,8 @@ pub struct Host {
 
 /// A term of the Lease that does not end.
 pub fn long_term() -> Term {
-    Term::new(Duration::from_secs(1 << 20)).renew(Instant::now())
+    let now = Instant::now();
+    Term::new(Duration::from_secs(1 << 20), now).renew(now)
 }
 
 impl Rig {

@@ -26,7 +26,7 @@ use super::seen::{Action, Asked, Group, MoveMethod, Reads, Trouble};
 use super::signs::{Probe, Record};
 use super::survey::{Survey, hosts_taken, members_to_find};
 use super::transfer::Transfer;
-use super::witness::{self, Claims, Place};
+use super::witness::{self, Claim, Claims, Place};
 use crate::clock;
 use crate::fleet::Watched;
 use crate::host::Read;
@@ -217,10 +217,15 @@ impl Hands {
             }
             Action::ReadClaims { host, consumers } => {
                 let service = compute.service_of(host).await?;
-                let value = Claims {
-                    cell_down: service.is_some_and(|one| one.status == ServiceStatus::Unknown),
-                    by: witness::claims(&self.openstack, host, consumers).await?,
+                let cell_down = service.is_some_and(|one| one.status == ServiceStatus::Unknown);
+                let by = if cell_down {
+                    // Nova would say of each that it does not know.
+                    let down = |id: &String| (id.clone(), Claim::Server(Place::CellDown));
+                    consumers.iter().map(down).collect()
+                } else {
+                    witness::claims(&self.openstack, host, consumers).await?
                 };
+                let value = Claims { cell_down, by };
                 Box::new(move |reads| reads.claims = Some(Read { at, value }))
             }
             Action::ReadDomains => {

@@ -25,8 +25,6 @@ const LIBVIRT_LAG: SignedDuration = SignedDuration::from_secs(15);
 const GUESTS_FOR: SignedDuration = SignedDuration::from_secs(10);
 /// How long an agent that cannot be asked is left alone.
 pub(super) const SILENT_FOR: SignedDuration = SignedDuration::from_secs(60);
-/// How many of those who hold something of the host are looked up at a time.
-const MOST_CLAIMS: usize = 16;
 /// How many are named in a message.
 const MOST_NAMED: usize = 5;
 
@@ -154,7 +152,9 @@ impl<'a> Turn<'a> {
         false
     }
 
-    /// Whether those who hold something of the host are nothing to wait for.
+    /// Whether those who hold something of the host are nothing to wait for. That is believed only if
+    /// the host was listed as empty after they were looked up: a resize that is reverted in between is
+    /// in neither answer.
     fn weigh_holders(
         &mut self,
         host: &str,
@@ -162,27 +162,36 @@ impl<'a> Turn<'a> {
         held: Timestamp,
         notes: &mut Vec<String>,
     ) -> bool {
-        let reads = &self.seen.reads;
-        let Some(claims) = reads.claims.as_ref().filter(|read| read.at >= held) else {
-            let holders = reads.holders.iter().flat_map(|read| &read.value);
-            let consumers = holders.take(MOST_CLAIMS).cloned().collect();
-            let host = host.to_owned();
-            self.actions.insert(Action::ReadClaims { host, consumers });
+        let Some(report) = self.libvirt_since(listed) else {
             return false;
         };
-        let Some(report) = self.libvirt_since(listed) else {
+        let reads = &self.seen.reads;
+        let holders = || reads.holders.iter().flat_map(|read| &read.value);
+        let before = reads.claims.as_ref().filter(|read| {
+            read.at < listed && holders().all(|one| read.value.by.contains_key(one))
+        });
+        let before = before.map(|read| weigh(host, &read.value, report, &self.seen.policy));
+        if let Some(weighed) = before.filter(|weighed| weighed.doubt.is_none()) {
+            notes.extend(weighed.note);
+            return true;
+        }
+        let Some(claims) = reads.claims.as_ref().filter(|read| read.at >= held) else {
+            let consumers = holders().cloned().collect();
+            let host = host.to_owned();
+            self.actions.insert(Action::ReadClaims { host, consumers });
             return false;
         };
         let weighed = weigh(host, &claims.value, report, &self.seen.policy);
         for server in weighed.confirm {
             self.actions.insert(Action::Confirm { server });
         }
-        notes.extend(weighed.note);
-        let Some(doubt) = weighed.doubt else {
-            return true;
-        };
-        self.doubt(doubt);
-        self.list_at(host, listed + AGAIN);
+        match weighed.doubt {
+            None => self.list_at(host, listed + BETWEEN_EMPTY),
+            Some(doubt) => {
+                self.doubt(doubt);
+                self.list_at(host, listed + AGAIN);
+            }
+        }
         false
     }
 

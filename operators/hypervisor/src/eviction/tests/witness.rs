@@ -267,10 +267,34 @@ fn who_holds_something_of_the_host_is_told_apart() {
         seen.reads.claims = later(claims(false, &[("x", claim.clone())]));
         let decision = decide(&seen, then());
         assert_eq!(waits(&decision), wait, "{claim:?}");
+        assert_eq!(decision.status.outcome, None, "{claim:?}");
+        assert_eq!(asks(&decision, "confirm"), confirms, "{claim:?}");
+        // The host was listed as empty after that.
+        seen.reads.claims = before_the_list(claims(false, &[("x", claim.clone())]));
+        let decision = decide(&seen, then());
         let outcome = wait.is_none().then_some(Outcome::Succeeded);
         assert_eq!(decision.status.outcome, outcome, "{claim:?}");
-        assert_eq!(asks(&decision, "confirm"), confirms, "{claim:?}");
+        assert_eq!(asks(&decision, "read-claims"), wait.is_some(), "{claim:?}");
     }
+}
+
+/// Read before the list of servers.
+fn before_the_list<T>(value: T) -> Option<Read<T>> {
+    let at = now() - SignedDuration::from_secs(1);
+    Some(Read { at, value })
+}
+
+#[test]
+fn a_revert_between_the_list_and_the_look_at_its_holder_is_no_empty_host() {
+    // Placement had the migration; when Nova is asked who that is, it has been reverted, and its server
+    // is on the host again, after the list that does not have it.
+    let mut seen = emptied();
+    seen.reads.holders = later(holders(&["m"]));
+    seen.reads.libvirt = later(silent());
+    seen.reads.claims = later(claims(false, &[("m", Claim::Nobody)]));
+    let decision = decide(&seen, then() + SignedDuration::from_secs(5));
+    assert_eq!(decision.status.outcome, None);
+    assert!(asks(&decision, "read-servers"));
 }
 
 #[test]
@@ -301,7 +325,7 @@ fn what_another_eviction_of_the_host_has_seen_does_not_count() {
     );
     seen.reads.libvirt = later(silent());
     seen.reads.holders = later(holders(&["x"]));
-    seen.reads.claims = later(claims(false, &[("x", Claim::Nobody)]));
+    seen.reads.claims = before_the_list(claims(false, &[("x", Claim::Nobody)]));
     // One look was before this one began.
     seen.reads.empties = vec![ago(2), now()];
     assert_eq!(decide(&seen, then()).status.outcome, None);
