@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::eviction::witness::Report;
 use crate::fleet::{Fleet, Identity};
+use crate::kept::conflict;
 use crate::objects::AgentPod;
 use crate::record::Record;
 
@@ -356,14 +357,7 @@ impl Host {
     /// Why nothing is done for the host: it is not the only one that stands for its host of Nova.
     #[must_use]
     pub fn conflict(&self) -> Option<String> {
-        let others = self.rivals.join("\" and \"");
-        (!others.is_empty()).then(|| {
-            format!(
-                "the Hypervisor \"{others}\" stands for the same host of Nova: nothing is done for \
-                 either until the label {} of the wrong Node is corrected",
-                labels::HOSTNAME
-            )
-        })
+        conflict(&self.rivals)
     }
 
     /// Who the host is in Nova: `Ok(None)` if Nova does not know it.

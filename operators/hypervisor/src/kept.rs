@@ -18,7 +18,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 
-use crate::fleet::Fleet;
+use crate::fleet::{Fleet, Identity};
 use crate::host::Known;
 
 const DEADLINE: Duration = Duration::from_secs(15);
@@ -216,6 +216,35 @@ pub fn rivals<'a>(
         .collect()
 }
 
+/// Why nothing is done for a host: these Hypervisors stand for the same host of Nova.
+#[must_use]
+pub fn conflict(rivals: &[String]) -> Option<String> {
+    let others = rivals.join("\" and \"");
+    (!others.is_empty()).then(|| {
+        format!(
+            "the Hypervisor \"{others}\" stands for the same host of Nova: nothing is done for \
+             either until the label {} of the wrong Node is corrected",
+            labels::HOSTNAME
+        )
+    })
+}
+
+/// Who the host of these names is in Nova.
+///
+/// # Errors
+///
+/// When the names stand for several hosts, or other Hypervisors for this one.
+pub fn identity<'a>(
+    fleet: &Fleet,
+    names: &[&str],
+    others: impl IntoIterator<Item = (&'a str, [&'a str; 2])>,
+) -> Result<Option<Identity>, String> {
+    match conflict(&rivals(fleet, names, others)) {
+        Some(why) => Err(why),
+        None => fleet.find(names),
+    }
+}
+
 /// The hosts that the operator looks after.
 #[derive(Debug, Clone, Default)]
 pub struct Partition {
@@ -398,6 +427,10 @@ mod tests {
                 let found = rivals(&fleet, &one, [(other[0], other)]);
                 let wanted: &[&str] = if expected { &[other[0]] } else { &[] };
                 assert_eq!(found, wanted, "{one:?} {other:?}");
+                // No Eviction moves anything off a host that two Hypervisors stand for.
+                let who = identity(&fleet, &one, [(other[0], other)]);
+                let refused = who.is_err_and(|why| why.contains("stands for the same host"));
+                assert_eq!(refused, expected, "{one:?} {other:?}");
             }
         }
     }

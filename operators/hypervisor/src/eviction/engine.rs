@@ -28,7 +28,7 @@ use super::hands::Hands;
 use super::seen::{Action, Asked, Policy, Reads, Seen, Source};
 use super::transfer::Transfer;
 use crate::clock;
-use crate::kept::Row;
+use crate::kept::{self, Row};
 use crate::metrics::Metrics;
 
 const DEADLINE: Duration = Duration::from_secs(15);
@@ -439,10 +439,15 @@ impl Engine {
             };
         };
         let fleet = self.hands.fleet.get(clock::now());
+        let rows = self.hypervisors.all();
+        let others = rows
+            .iter()
+            .filter(|(key, _)| key.name() != host)
+            .map(|(key, row)| (key.name(), row.names(key.name())));
         let status = known.object.status.as_ref();
         Source {
             exists: true,
-            identity: fleet.and_then(|fleet| fleet.find(&row.names(host))),
+            identity: fleet.and_then(|fleet| kept::identity(&fleet, &row.names(host), others)),
             was_registered: status.is_some_and(|status| {
                 status.hypervisor_id.is_some() || status.service_id.is_some()
             }),

@@ -1485,6 +1485,12 @@ fn while_no_conductor_runs_nothing_is_tried_again_and_a_cancellation_ends() {
     let decision = decide(&dead, now());
     assert_eq!(row(&decision, "a").state, InstanceState::Cancelled);
     assert_eq!(decision.status.outcome, Some(Outcome::Cancelled));
+    // The agent has seen libvirt migrate it since: it is under way, whatever was answered before.
+    let later = now() + SignedDuration::from_secs(1);
+    dead.reads.signs.heard("a", later);
+    let decision = decide(&dead, later);
+    assert_eq!(row(&decision, "a").state, InstanceState::Moving);
+    assert_eq!(decision.status.outcome, None);
 }
 
 #[test]

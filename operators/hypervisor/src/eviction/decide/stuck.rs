@@ -40,7 +40,7 @@ impl Turn<'_> {
         if let Some(probe) = reads
             .probes
             .get(&row.id)
-            .filter(|read| !read.value.conductor)
+            .filter(|read| !read.value.conductor && reads.signs.last(&row.id) <= Some(read.at))
         {
             let long = self.seen.policy.instance_deadline;
             let mut deadline = row.deadline.iter();
