@@ -1,11 +1,11 @@
 //! Labs for tests. Each ends with the process that uses it, however that ends.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Output;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Patch, PatchParams};
 use kube::runtime::{conditions, wait::await_condition};
@@ -124,6 +124,31 @@ pub async fn run_inside(lab: &Lab, machine: &str, arguments: &[&str]) -> Result<
         bail!("{machine}: {arguments:?}: {said}");
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// The rows of a table of docs/threat-model.md, without its head: what is tried, and what comes of it.
+///
+/// The table stands below the comment `<!-- table: NAME -->`. Cells come without backticks around
+/// them.
+pub fn threat_model_table(name: &str) -> Result<Vec<Vec<String>>> {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/threat-model.md");
+    let page = std::fs::read_to_string(page).context("failed to read the threat model")?;
+    let marker = format!("<!-- table: {name} -->\n");
+    let (_, after) = page
+        .split_once(&marker)
+        .with_context(|| format!("the threat model has no table {name}"))?;
+    let lines = after.lines().skip_while(|line| line.is_empty());
+    let rows = lines.take_while(|line| line.starts_with('|')).skip(2);
+    let cells = |line: &str| -> Vec<String> {
+        let cells = line.trim_matches('|').split('|');
+        cells
+            .map(|cell| cell.trim().trim_matches('`').to_owned())
+            .collect()
+    };
+    let rows: Vec<_> = rows.map(cells).collect();
+    // An empty line in a table ends it, and nothing of the rest would be tried.
+    ensure!(rows.len() > 10, "table {name} has {} rows only", rows.len());
+    Ok(rows)
 }
 
 /// Only what takes minutes, so that a first run does not look as if it hung.

@@ -653,7 +653,7 @@ impl Reconciler {
         let about = reference(&known.object);
         for (condition, note) in notes(&known.status(), new) {
             let mut about = about.clone();
-            // Events that differ in their text alone are taken for one.
+            // The Events of one condition are found without reading their text.
             about.field_path = Some(format!("status.conditions[{}]", condition.as_str()));
             self.recorder.report(&about, note);
         }

@@ -478,8 +478,8 @@ impl Agent {
         }
     }
 
-    /// An Event about one instance of the host. It names the instance in its reference as well:
-    /// Events that differ in their text only are counted as one.
+    /// An Event about one instance of the host. It names the instance in its reference as well, so
+    /// that the Events of one instance are found without reading their text.
     fn report(&self, uuid: Uuid, name: &str, mut note: Note) {
         note.text = format!("instance {name} ({uuid}): {}", note.text);
         let mut about = self.ctx.hypervisor_reference();

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use cobalt_api::names::{labels, taints};
-use cobalt_lab::testing::{ApiServer, promtool};
+use cobalt_lab::testing::{ApiServer, promtool, threat_model_table};
 use k8s_openapi::api::authentication::v1::{BoundObjectReference, TokenRequest, TokenRequestSpec};
 use k8s_openapi::api::core::v1::{Pod, ServiceAccount};
 use kube::api::{
@@ -314,26 +314,6 @@ async fn the_alerts_fire_when_they_should_and_only_then() {
     }
 }
 
-/// The rows of a table of docs/threat-model.md, without its head: what is tried, and what comes of it.
-fn page_table(name: &str) -> Vec<Vec<String>> {
-    let page = std::fs::read_to_string(repository("docs/threat-model.md")).unwrap();
-    let marker = format!("<!-- table: {name} -->\n");
-    let (_, after) = page
-        .split_once(&marker)
-        .unwrap_or_else(|| panic!("no {marker}"));
-    let lines = after.lines().skip_while(|line| line.is_empty());
-    let rows = lines.take_while(|line| line.starts_with('|')).skip(2);
-    let cells = |line: &str| -> Vec<String> {
-        let cells = line.trim_matches('|').split('|');
-        cells
-            .map(|cell| cell.trim().trim_matches('`').to_owned())
-            .collect()
-    };
-    let rows: Vec<_> = rows.map(cells).collect();
-    assert!(rows.len() > 10, "{name} has {} rows", rows.len());
-    rows
-}
-
 /// Sets the field at a JSON pointer, and makes what is missing on the way.
 fn set(object: &mut Value, pointer: &str, value: Value) {
     let mut place = object;
@@ -591,7 +571,7 @@ impl Fleet {
 
     async fn check(&self, client: &Client, columns: [usize; 2]) {
         let mut wrong = Vec::new();
-        for row in page_table("ovs-agent") {
+        for row in threat_model_table("ovs-agent").unwrap() {
             for (node, column) in self.nodes.iter().zip(columns) {
                 let seen = self.attempt(client, &row[0], &row[1], node).await;
                 if seen != row[column] {
@@ -606,7 +586,7 @@ impl Fleet {
     async fn check_fields(&self, client: &Client) {
         let [a, b] = &self.nodes;
         let mut wrong = Vec::new();
-        for row in page_table("ovs-agent-fields") {
+        for row in threat_model_table("ovs-agent-fields").unwrap() {
             let [kind, verb, field, text, wanted] = row.as_slice() else {
                 panic!("{row:?}");
             };

@@ -461,7 +461,7 @@ impl Engine {
         let Some(new) = &after.status else { return };
         let report = |path: &str, severity, reason, action, text: String| {
             let mut about = about.clone();
-            // Events that differ in their text alone are taken for one.
+            // The Events of one field are found without reading their text.
             about.field_path = Some(path.to_owned());
             let note = Note {
                 severity,

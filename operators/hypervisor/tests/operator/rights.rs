@@ -9,7 +9,7 @@ use cobalt_hypervisor_operator::objects::{
     AccessConfig, CertificateConfig, Kind, LifecycleConfig, ObjectsConfig, Observed, act,
     difference, wanted,
 };
-use cobalt_lab::testing::{ApiServer, api_server, install_definitions};
+use cobalt_lab::testing::{ApiServer, api_server, install_definitions, threat_model_table};
 use k8s_openapi::api::authentication::v1::TokenRequest;
 use k8s_openapi::api::authorization::v1::{
     ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
@@ -24,7 +24,7 @@ use kube::core::GroupVersionKind;
 use kube::{Api, Client};
 use serde_json::{Value, json};
 
-use crate::chart::{render, render_chart, repository, run};
+use crate::chart::{render, render_chart, run};
 
 /// The release, and so the operator's account.
 const RELEASE: &str = "hypervisor-operator";
@@ -191,7 +191,7 @@ impl Installed {
     async fn check(&self, column: usize) {
         let mut wrong = Vec::new();
         let mut asked = 0;
-        for words in page_table("operator") {
+        for words in threat_model_table("operator").unwrap() {
             let (group, resource) = match words[0].split_once('/') {
                 Some((group, resource)) => (group, resource),
                 None => ("", words[0].as_str()),
@@ -323,26 +323,6 @@ const VERBS: &[&str] = &[
     "escalate",
     "bind",
 ];
-
-/// The rows of a table of docs/threat-model.md, without its head: what is tried, and what comes of it.
-fn page_table(name: &str) -> Vec<Vec<String>> {
-    let page = std::fs::read_to_string(repository("docs/threat-model.md")).unwrap();
-    let marker = format!("<!-- table: {name} -->\n");
-    let (_, after) = page
-        .split_once(&marker)
-        .unwrap_or_else(|| panic!("no {marker}"));
-    let lines = after.lines().skip_while(|line| line.is_empty());
-    let rows = lines.take_while(|line| line.starts_with('|')).skip(2);
-    let cells = |line: &str| -> Vec<String> {
-        let cells = line.trim_matches('|').split('|');
-        cells
-            .map(|cell| cell.trim().trim_matches('`').to_owned())
-            .collect()
-    };
-    let rows: Vec<_> = rows.map(cells).collect();
-    assert!(rows.len() > 10, "{name} has {} rows", rows.len());
-    rows
-}
 
 #[tokio::test]
 async fn w90_the_operator_has_the_rights_it_needs_and_no_other() {
@@ -778,7 +758,7 @@ async fn the_operators_certificates_are_those_of_libvirt() {
     let made = all.find(|object| object.key.kind == Kind::Certificate);
     let made = made.unwrap().content;
     let mut wrong = Vec::new();
-    for row in page_table("operator-fields") {
+    for row in threat_model_table("operator-fields").unwrap() {
         let [plural, _, field, text, expected] = row.as_slice() else {
             panic!("{row:?}");
         };

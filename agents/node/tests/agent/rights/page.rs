@@ -3,30 +3,12 @@
 
 use serde_json::Value;
 
-use crate::chart::repository;
-
 /// Stands for a text that is too long for whatever field.
 const LONG: usize = 2000;
 
 /// The rows of a table of the page, without its head.
 pub fn table(name: &str) -> Vec<Vec<String>> {
-    let page = std::fs::read_to_string(repository("docs/threat-model.md")).unwrap();
-    let marker = format!("<!-- table: {name} -->\n");
-    let (_, after) = page
-        .split_once(&marker)
-        .unwrap_or_else(|| panic!("no {marker}"));
-    let lines = after.lines().skip_while(|line| line.is_empty());
-    let rows = lines.take_while(|line| line.starts_with('|')).skip(2);
-    let rows: Vec<Vec<String>> = rows
-        .map(|line| {
-            let cells = line.trim_matches('|').split('|');
-            cells
-                .map(|cell| cell.trim().trim_matches('`').to_owned())
-                .collect()
-        })
-        .collect();
-    assert!(rows.len() > 10, "{name} has {} rows", rows.len());
-    rows
+    cobalt_lab::testing::threat_model_table(name).unwrap()
 }
 
 /// The value of a field, for the nodes of a test.
