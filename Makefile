@@ -11,7 +11,7 @@ NODES ?= 3
 IDLE_MINUTES ?= 2
 # Where `make up` writes the images of what its charts run.
 LAB_IMAGES := target/lab-images
-COMPONENTS := cobalt-hypervisor-operator cobalt-node-agent cobalt-ovs-agent
+COMPONENTS := cobalt-hypervisor-operator cobalt-labels-injector cobalt-node-agent cobalt-ovs-agent
 # The definitions come first, then the agents: the node agent makes the namespace of the heartbeats,
 # and hosts are tested with what the OVS agent sees.
 CHARTS_FIRST := charts/cobalt-crds charts/node-agent charts/ovs-agent=ovn-system
@@ -40,13 +40,18 @@ test: build ## Run every test, after all set-up on a fresh machine
 	$(XTASK) test
 
 .PHONY: test-slow
-test-slow: build ## Random property tests, fuzzing, cgroup v2: what takes long or differs from run to run
+test-slow: build ## Random property tests, scale, fuzzing, cgroup v2: what takes long or differs from run to run
 	@# One that fails does not keep the others from running.
-	$(MAKE) --keep-going test-random fuzz test-cgroup2
+	$(MAKE) --keep-going test-random test-scale fuzz test-cgroup2
 
 .PHONY: test-random
 test-random: build ## Explore property tests with random cases and many of them
 	$(XTASK) test --random $(if $(CASES),--cases $(CASES)) $(if $(SEED),--seed $(SEED))
+
+.PHONY: test-scale
+test-scale: build ## Prove the labels injector with 5,000 Pods
+	$(COBALT) lab prepare
+	COBALT_TEST_PODS=5000 cargo test --locked -p cobalt-labels-injector --test injector w83
 
 .PHONY: fuzz
 fuzz: build ## Run each fuzz target for a minute

@@ -101,6 +101,14 @@ const RULES: &[Rule] = &[
         reason: "the runtime is what every binary shares: it knows Kubernetes, not our types",
     },
     Rule {
+        who: &["controller"],
+        check: Check::NeverOurs {
+            folders: &["agents/*", "api", "clients/*", "operators/*"],
+            dev: false,
+        },
+        reason: "the kit is what every operator shares: it knows Kubernetes, not our types",
+    },
+    Rule {
         who: &["operators/*"],
         check: Check::NeverOurs {
             folders: &["clients/libvirt", "clients/ovs"],
@@ -154,6 +162,7 @@ const RULES: &[Rule] = &[
             "api",
             "clients/*",
             "console",
+            "controller",
             "operators/*",
             "runtime",
         ],

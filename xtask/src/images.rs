@@ -46,6 +46,11 @@ const SHIPPED: &[Shipped] = &[
         title: "The hypervisor operator of CobaltCore",
     },
     Shipped {
+        package: "cobalt-labels-injector",
+        binary: "cobalt-labels-injector",
+        title: "The labels injector of CobaltCore",
+    },
+    Shipped {
         package: "cobalt-node-agent",
         binary: "cobalt-node-agent",
         title: "The node agent of CobaltCore",
