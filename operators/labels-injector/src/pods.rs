@@ -266,10 +266,10 @@ mod tests {
         let (first, second) = (on("n1"), on("n2"));
         let applied = |before, now| Change::Applied { before, now };
         index.update(&key, &applied(None, &first));
-        assert_eq!(index.on("n1"), [key.clone()]);
+        assert_eq!(index.on("n1"), std::slice::from_ref(&key));
         index.update(&key, &applied(Some(&first), &second));
         assert!(index.on("n1").is_empty());
-        assert_eq!(index.on("n2"), [key.clone()]);
+        assert_eq!(index.on("n2"), std::slice::from_ref(&key));
         index.update(&key, &Change::Deleted { before: &second });
         assert!(index.on("n2").is_empty());
     }
