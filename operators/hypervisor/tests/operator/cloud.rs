@@ -134,10 +134,10 @@ impl Cloud {
             .unwrap()
     }
 
-    /// Runs something inside of a machine. Returns what it printed.
-    pub async fn run(&self, machine: &str, arguments: &[&str]) -> String {
+    /// Runs something inside of a machine.
+    pub async fn run(&self, machine: &str, arguments: &[&str]) {
         let ran = cobalt_lab::testing::run_inside(&self.lab, machine, arguments).await;
-        ran.unwrap()
+        ran.unwrap();
     }
 
     /// What the lab sees of a machine's power.
