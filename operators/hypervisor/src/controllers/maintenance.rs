@@ -299,6 +299,11 @@ fn out_of_service(pass: &mut Pass, spec: &HypervisorSpec) {
         Ok(Some(identity)) => {
             if disabled(pass, spec, &identity) {
                 evict(pass, spec);
+            } else if pass.status.evicted == Some(true) {
+                // It took new instances since it was emptied.
+                let text = "the host was enabled in Nova after it had been emptied";
+                pass.status.evicted = Some(false);
+                pass.say(Type::Evicting, Status::True, Reason::Running, text);
             }
         }
     }
@@ -397,7 +402,33 @@ fn evict(pass: &mut Pass, spec: &HypervisorSpec) {
         pass.say(Type::Evicting, Status::True, Reason::Running, text.clone());
         return pass.wait("Eviction", text, None);
     }
+    if is_outdated(pass, eviction) {
+        let mut text = "the host was enabled in Nova after it had been emptied: ".to_owned();
+        if own(eviction) {
+            text.push_str("it is emptied again");
+            remove(pass, eviction);
+        } else {
+            text.push_str(&format!(
+                "delete the Eviction \"{}\" to empty it again",
+                eviction.name_any()
+            ));
+        }
+        return pass.wait("Eviction", text, None);
+    }
     mirror(pass, eviction);
+}
+
+/// Whether the host took new instances after its Eviction had ended.
+fn is_outdated(pass: &Pass, eviction: &Eviction) -> bool {
+    let evicting = pass
+        .condition(Type::Evicting)
+        .filter(|one| one.status == "True");
+    let status = eviction.status.as_ref();
+    let finished = status.and_then(|status| status.finished_at.as_ref());
+    match (evicting, finished) {
+        (Some(evicting), Some(finished)) => evicting.last_transition_time.0 > finished.0,
+        _ => false,
+    }
 }
 
 /// Says of the host what its Eviction says.

@@ -593,6 +593,9 @@ impl Model {
         };
         eviction.status = Some(EvictionStatus {
             conditions: vec![wanted.build(&[], self.now)],
+            finished_at: Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(
+                self.now,
+            )),
             ..EvictionStatus::default()
         });
         if reason == Reason::Succeeded {
@@ -1075,6 +1078,30 @@ fn maintenance_disables_evicts_and_comes_back() {
     model.maintain(Maintenance::Unset);
     model.settle();
     assert_eq!(model.phase(), Some(Phase::Active));
+}
+
+#[test]
+fn a_host_that_somebody_enables_during_maintenance_is_emptied_again() {
+    let mut model = Model::onboarded();
+    model.maintain(Maintenance::Manual);
+    model.settle();
+    model.eviction_ends(Reason::Succeeded);
+    model.settle();
+    assert_eq!(model.phase(), Some(Phase::Maintenance));
+    let service = model.fleet.services.get_mut(HOST).unwrap();
+    service.status = ServiceStatus::Enabled;
+    model.servers.insert("vm-1".to_owned());
+    // Whatever fails meanwhile: what was said of the host is taken back.
+    model.turn(true);
+    model.settle();
+    assert_eq!(model.fleet.services[HOST].status, ServiceStatus::Disabled);
+    assert_eq!(model.phase(), Some(Phase::Evicting));
+    assert_eq!(model.hypervisor.status().evicted, Some(false));
+    let eviction = model.eviction.as_ref().unwrap();
+    assert_eq!(eviction.status, None, "it is a new one");
+    model.eviction_ends(Reason::Succeeded);
+    model.settle();
+    assert_eq!(model.phase(), Some(Phase::Maintenance));
 }
 
 #[test]

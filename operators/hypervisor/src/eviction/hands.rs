@@ -137,6 +137,17 @@ impl Hands {
                     }
                 })
             }
+            Action::ReadService { host } => {
+                let service = compute.service_of(host).await?;
+                let value = service
+                    .as_ref()
+                    .is_some_and(|one| one.status == ServiceStatus::Enabled);
+                // Whoever disables the service looks at the fleet.
+                if let Some(service) = service.filter(|_| value) {
+                    self.fleet.put_service(service);
+                }
+                Box::new(move |reads| reads.enabled = Some(Read { at, value }))
+            }
             Action::ReadMigrations { host } => {
                 let newest = {
                     let reads = reads.lock().unwrap_or_else(PoisonError::into_inner);
@@ -723,6 +734,7 @@ fn failed(reads: &mut Reads, action: &Action, failure: &Failure) {
     let asks_again = matches!(
         action,
         Action::ReadServers { .. }
+            | Action::ReadService { .. }
             | Action::ReadMigrations { .. }
             | Action::ReadServer { .. }
             | Action::ReadStuck { .. }

@@ -83,6 +83,8 @@ pub struct Reads {
     pub leaving: BTreeSet<String>,
     /// Who holds something of the host in Placement: its servers, and migrations off it.
     pub holders: Option<Read<BTreeSet<String>>>,
+    /// Whether Nova's scheduler may use the host.
+    pub enabled: Option<Read<bool>>,
     /// Why Placement has not told.
     pub placement_trouble: Option<Read<String>>,
     /// Who they are.
@@ -284,6 +286,11 @@ pub enum Action {
         /// The host, as Nova calls it.
         host: String,
     },
+    /// See whether Nova's scheduler may use the host.
+    ReadService {
+        /// The host, as Nova calls it.
+        host: String,
+    },
     /// List migrations off the host.
     ReadMigrations {
         /// The host, as Nova calls it.
@@ -407,6 +414,7 @@ impl Action {
             Self::Hold => "hold",
             Self::Release => "release",
             Self::ReadServers { .. } => "read-servers",
+            Self::ReadService { .. } => "read-service",
             Self::ReadMigrations { .. } => "read-migrations",
             Self::ReadTargets { .. } => "read-targets",
             Self::ReadHolders { .. } => "read-holders",

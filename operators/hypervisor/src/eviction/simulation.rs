@@ -495,6 +495,7 @@ impl FakeNova {
                 let value = self.holders();
                 self.reads.holders = Some(Read { at, value });
             }
+            Action::ReadService { .. } => self.reads.enabled = Some(Read { at, value: false }),
             Action::ReadReason { request, .. } => {
                 let text = Some("No valid host was found".to_owned());
                 self.reads.reasons.insert(request.clone(), text);

@@ -86,6 +86,7 @@ fn reads(servers: Vec<Server>) -> Reads {
             .map(|host| (host.to_owned(), read(silent()).unwrap()))
             .into(),
         errors: later(BTreeMap::new()),
+        enabled: read(false),
         ..Reads::default()
     }
 }

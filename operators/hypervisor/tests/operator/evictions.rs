@@ -801,9 +801,18 @@ async fn w8_servers_that_come_and_go_meanwhile_are_included() {
     let client = cloud.client();
     client.compute().enable_service(&service.id).await.unwrap();
     drain.boot("late").await;
-    drain.doors.open();
     cloud.delete(&gone).await;
     cloud.knob("hang_live_migration", &first, false).await;
+    drain
+        .eviction(
+            "it is not over while the scheduler may use the host",
+            |status| {
+                let wait = status.waiting_for.as_ref();
+                wait.is_some_and(|wait| wait.reason == "HostDisabled")
+            },
+        )
+        .await;
+    drain.doors.open();
     let status = drain.ended(Outcome::Succeeded).await;
     for (name, state) in [
         ("first", InstanceState::Moved),

@@ -29,8 +29,9 @@ pub(super) const SILENT_FOR: SignedDuration = SignedDuration::from_secs(60);
 const MOST_NAMED: usize = 5;
 
 /// Why one waits here.
-const DOUBTS: [&str; 6] = [
+const DOUBTS: [&str; 7] = [
     "CellDown",
+    "HostDisabled",
     "Libvirt",
     "MigrationUnderWay",
     "Placement",
@@ -124,11 +125,24 @@ impl<'a> Turn<'a> {
         let began = self.status.started_at.as_ref().map(|began| began.0);
         let empties = &self.seen.reads.empties;
         // What was seen for another Eviction of the host before this one began does not count.
-        let own = empties.iter().filter(|at| Some(**at) >= began).count();
-        if own == 0 || empties.last() != Some(&listed) {
+        let own: Vec<Timestamp> = empties
+            .iter()
+            .copied()
+            .filter(|at| Some(*at) >= began)
+            .collect();
+        let (Some(first), Some(last)) = (own.first(), empties.last()) else {
+            self.list_at(host, listed + BETWEEN_EMPTY);
+            return false;
+        };
+        if *last != listed {
             self.list_at(host, listed + BETWEEN_EMPTY);
             return false;
         }
+        let own = own.len();
+        let Some(closed) = self.closed_since(host, *first) else {
+            self.list_at(host, listed + AGAIN);
+            return false;
+        };
         let provider = match &self.seen.source.identity {
             Ok(Some(identity)) => identity.hypervisor_id.is_some(),
             _ => false,
@@ -138,7 +152,7 @@ impl<'a> Turn<'a> {
             return true;
         }
         let holders = self.seen.reads.holders.as_ref();
-        let holders = holders.filter(|read| read.at > listed);
+        let holders = holders.filter(|read| read.at > listed && read.at >= closed);
         match holders {
             None if provider => self.ask_placement(listed),
             // Whoever is on his way to the host is in Placement before he is in Nova's list: where
@@ -193,6 +207,36 @@ impl<'a> Turn<'a> {
             }
         }
         false
+    }
+
+    /// When the scheduler was last seen to be kept away from the host, if that was after `then`. A
+    /// host that takes new instances is not empty for long, whatever the lists say; whoever enabled
+    /// its service did so after the eviction began.
+    fn closed_since(&mut self, host: &str, then: Timestamp) -> Option<Timestamp> {
+        let read = self.seen.reads.enabled.as_ref();
+        let read = read.filter(|read| read.at >= then);
+        let due = read.map(|read| read.at + BETWEEN_EMPTY);
+        match (read, due) {
+            (Some(read), _) if !read.value => return Some(read.at),
+            (Some(_), Some(due)) if due > self.now => self.wake_at(due),
+            _ => {
+                let host = host.to_owned();
+                self.actions.insert(Action::ReadService { host });
+            }
+        }
+        if read.is_some() {
+            let text = format!(
+                "the host takes new instances again: set spec.maintenance of the Hypervisor \
+                 \"{}\", or disable its nova-compute service",
+                self.seen.eviction.spec.hypervisor
+            );
+            self.doubt(Doubt {
+                reason: "HostDisabled",
+                text,
+                patience: Some(self.seen.policy.host_patience),
+            });
+        }
+        None
     }
 
     /// What was waited for goes on being waited for while it is looked at again.

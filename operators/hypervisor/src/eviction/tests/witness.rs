@@ -486,3 +486,46 @@ fn where_no_agent_can_be_asked_nova_is_asked_once_who_is_in_error() {
             .contains("no domain")
     );
 }
+
+#[test]
+fn a_host_that_the_scheduler_may_use_is_not_empty() {
+    let mut seen = emptied();
+    seen.reads.libvirt = later(silent());
+    // It was closed, and that is too long ago.
+    seen.reads.holders = later(BTreeSet::new());
+    seen.reads.enabled = Some(Read {
+        at: ago(3),
+        value: false,
+    });
+    let decision = decide(&seen, then());
+    assert_eq!((decision.status.outcome, waits(&decision)), (None, None));
+    assert!(asks(&decision, "read-service"));
+
+    seen.reads.enabled = later(true);
+    let decision = decide(&seen, then());
+    assert_eq!(decision.status.outcome, None);
+    assert_eq!(waits(&decision), Some("HostDisabled"));
+    assert!(!asks(&decision, "read-service"));
+    change(&mut seen, |one| one.status = Some(decision.status));
+    let soon = then() + SignedDuration::from_secs(2);
+    let decision = decide(&seen, soon);
+    assert!(asks(&decision, "read-service"));
+    assert_eq!(waits(&decision), Some("HostDisabled"));
+    // Nobody closes it: it does not succeed.
+    let hours = then() + SignedDuration::from_hours(1);
+    let outcome = decide(&seen, hours).status.outcome;
+    assert_eq!(outcome, Some(Outcome::PartiallyFailed));
+
+    // Who was let in until then is in Placement: it is asked after that.
+    let closed = now() + SignedDuration::from_millis(5);
+    seen.reads.enabled = Some(Read {
+        at: closed,
+        value: false,
+    });
+    let decision = decide(&seen, then());
+    assert_eq!(decision.status.outcome, None);
+    assert!(asks(&decision, "read-holders"));
+    seen.reads.holders.as_mut().unwrap().at = closed;
+    let decision = decide(&seen, then());
+    assert_eq!(decision.status.outcome, Some(Outcome::Succeeded));
+}
