@@ -329,6 +329,8 @@ impl App {
                 start(health, cancel).await;
             });
         }
+        // The writer of Events ends when the last recorder is gone: that of a controller.
+        drop(self.recorder);
         let ended = tokio::select! {
             ended = self.tasks.run(self.cancel, GRACE) => ended.map_err(AppError::Task),
             // What has begun cannot be told from what the next leader does: end at once.

@@ -18,7 +18,7 @@ use crate::config::Config;
 use crate::decide::{Conflict, Observation, Plan, decide};
 use crate::pods::{BoundPod, PodsByNode, Scope, labels_of_node};
 
-/// Of the operator, its Lease and its controller.
+/// The name of the operator and of its Lease.
 pub const NAME: &str = "cobalt-labels-injector";
 
 const DEADLINE: Duration = Duration::from_secs(10);

@@ -151,7 +151,7 @@ async fn one_of_two_works_and_the_other_goes_on_when_it_is_killed() {
     site.node("n1", json!({ ZONE: "a" })).await;
     site.pod("p1", Some("n1"), json!({})).await;
     let first = site.injector("first", &[]);
-    site.has("p1", json!({ ZONE: "a" })).await;
+    first.leads().await;
     let second = site.injector("second", &[]);
     until("the second answers", || {
         second.metric("cobalt_controller_leader")
@@ -166,4 +166,15 @@ async fn one_of_two_works_and_the_other_goes_on_when_it_is_killed() {
     site.has("p1", json!({ ZONE: "c" })).await;
     assert_eq!(second.metric("cobalt_controller_leader ").await, Some(1.0));
     assert_eq!(second.writes().await, 1.0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn all_tasks_end_in_order_when_it_is_told_to() {
+    let site = Site::new("end").await;
+    let injector = site.injector("one", &[]);
+    injector.leads().await;
+    let status = injector.terminate().await;
+    let log = site.logs();
+    assert!(status.success(), "{log}");
+    assert!(!log.contains("did not end in time"), "{log}");
 }

@@ -217,7 +217,7 @@ impl Site {
     }
 
     /// What the injectors of this test have logged.
-    fn logs(&self) -> String {
+    pub fn logs(&self) -> String {
         let files = std::fs::read_dir(self.folder.path()).unwrap();
         let paths = files.map(|file| file.unwrap().path());
         let logs = paths.filter(|path| path.extension().is_some_and(|kind| kind == "log"));
@@ -270,16 +270,13 @@ impl Site {
             .kill_on_drop(true)
             .spawn()
             .unwrap();
-        Injector {
-            _child: child,
-            metrics,
-        }
+        Injector { child, metrics }
     }
 }
 
 pub struct Injector {
-    /// It ends with this.
-    _child: Child,
+    /// Killed when this is dropped.
+    child: Child,
     metrics: SocketAddr,
 }
 
@@ -305,6 +302,23 @@ impl Injector {
             (seen >= f64::from(pods)).then_some(())
         })
         .await;
+    }
+
+    /// Waits until it has the Lease.
+    pub async fn leads(&self) {
+        until("it leads", || async {
+            let leads = self.metric("cobalt_controller_leader ").await?;
+            (leads == 1.0).then_some(())
+        })
+        .await;
+    }
+
+    /// Asks it to end, as Kubernetes does, and waits until it has.
+    pub async fn terminate(mut self) -> std::process::ExitStatus {
+        let id = self.child.id().unwrap().to_string();
+        run(Path::new("/bin/kill"), &["-TERM", &id]).await.unwrap();
+        let ended = tokio::time::timeout(PATIENCE, self.child.wait()).await;
+        ended.unwrap().unwrap()
     }
 
     pub async fn writes(&self) -> f64 {
