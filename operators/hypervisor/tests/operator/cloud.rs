@@ -134,10 +134,10 @@ impl Cloud {
             .unwrap()
     }
 
-    /// Runs something inside of a machine.
-    pub async fn run(&self, machine: &str, arguments: &[&str]) {
+    /// Runs something inside of a machine. Returns what it printed.
+    pub async fn run(&self, machine: &str, arguments: &[&str]) -> String {
         let ran = cobalt_lab::testing::run_inside(&self.lab, machine, arguments).await;
-        ran.unwrap();
+        ran.unwrap()
     }
 
     /// What the lab sees of a machine's power.
@@ -400,7 +400,8 @@ impl Cloud {
             .unwrap();
     }
 
-    /// A port of a server, of some kind, that Nova has no part in.
+    /// A port of a server, of some kind, that Nova has no part in. Nova finds it within a minute, and
+    /// from then on a migration of the server ends in ERROR, because nobody can plug the port in.
     pub async fn add_port(&self, server: &str, host: &str, network: &str, kind: &str) {
         let network = self.client().find_network(network).await.unwrap().unwrap();
         let (token, catalog) = self.login().await;

@@ -7,8 +7,10 @@ use std::io::Read;
 use std::process::Stdio;
 use std::sync::{Arc, Mutex};
 
-use cobalt_api::conditions::HypervisorCondition;
-use cobalt_api::eviction::{Eviction, EvictionStatus, InstanceState, Method, Outcome};
+use cobalt_api::conditions::{self, HypervisorCondition};
+use cobalt_api::eviction::{
+    Eviction, EvictionInstance, EvictionStatus, InstanceState, Method, Outcome,
+};
 use cobalt_api::hypervisor::{Hypervisor, Phase};
 use cobalt_api::migration::{Migration, MigrationResult, Role};
 use cobalt_api::names::leases;
@@ -101,6 +103,25 @@ async fn counts_on(client: &Client, id: &str, mut console: File) {
     assert!(whole, "{counted:?}");
 }
 
+/// Its guest has not stopped where it is: the same console goes on with the next numbers.
+async fn goes_on_counting(console: File) {
+    let console = Mutex::new((console, String::new()));
+    let read = || {
+        let mut console = console.lock().unwrap();
+        let (file, text) = &mut *console;
+        file.read_to_string(text).unwrap();
+        ticks(text)
+    };
+    let before = read();
+    let counted = until("it counts on", || async {
+        let now = read();
+        (now.len() > before.len() + 3).then_some(now)
+    })
+    .await;
+    let whole = counted.windows(2).all(|pair| pair[1] == pair[0] + 1);
+    assert!(whole, "{counted:?}");
+}
+
 /// The agent of a host sees so many guests.
 async fn sees(site: &Site, host: &str, guests: i64) {
     site.hypervisor(host, &format!("{guests} guests"), |object| {
@@ -131,26 +152,17 @@ async fn eviction_of(
     }
 }
 
-/// How far rows were said to be while they moved, by instance.
-fn progress_of(site: &Site, host: &str) -> Arc<Mutex<BTreeMap<String, Vec<i32>>>> {
-    let all = Arc::new(Mutex::new(BTreeMap::<String, Vec<i32>>::new()));
+/// Every row of a host's Evictions as it was shown from now on, in this order.
+fn rows_of(site: &Site, host: &str) -> Arc<Mutex<Vec<EvictionInstance>>> {
+    let all = Arc::new(Mutex::new(Vec::new()));
     let seen = Arc::clone(&all);
     let config = watcher::Config::default().fields(&format!("metadata.name={host}"));
     let objects = watcher(site.evictions(), config).default_backoff();
     tokio::spawn(async move {
         let mut objects = std::pin::pin!(objects.applied_objects());
         while let Some(object) = objects.next().await {
-            let Ok(Some(status)) = object.map(|object: Eviction| object.status) else {
-                continue;
-            };
-            for row in status.instances {
-                if let (InstanceState::Moving, Some(progress)) = (row.state, row.progress) {
-                    seen.lock()
-                        .unwrap()
-                        .entry(row.id)
-                        .or_default()
-                        .push(progress);
-                }
+            if let Ok(Some(status)) = object.map(|object: Eviction| object.status) {
+                seen.lock().unwrap().extend(status.instances);
             }
         }
     });
@@ -164,9 +176,11 @@ async fn guests_count_on_while_their_host_is_emptied() {
     let site = Site::in_cluster(cloud, kubeconfig).await;
     let arguments = [
         "--skip-tests",
-        "--eviction-patience=10s",
         "--eviction-stall=15s",
         "--eviction-stalled=force-complete",
+        // Longer than Nova needs to say of a service that it is down, which is a minute: before that
+        // a request in the queue of a dead nova-conductor looks like one that it has lost.
+        "--eviction-stuck-patience=80s",
     ];
     let operator = site.operator_of("", &arguments, &[]);
     site.make_namespace(leases::NODE_AGENT_NAMESPACE).await;
@@ -190,7 +204,7 @@ async fn guests_count_on_while_their_host_is_emptied() {
     let ids = [&one, &two, &three, &busy];
     let consoles = ids.map(|id| cloud.console(id));
     sees(&site, "hv1", 4).await;
-    let progress = progress_of(&site, "hv1");
+    let shown = rows_of(&site, "hv1");
     empty(&site, "hv1").await;
     let status = eviction_of(&site, "hv1", |status| status.outcome.is_some()).await;
     assert_eq!(status.outcome, Some(Outcome::Succeeded), "{status:#?}");
@@ -214,8 +228,11 @@ async fn guests_count_on_while_their_host_is_emptied() {
     sees(&site, "hv2", 4).await;
 
     // How far they were the agents told, and nobody asked Nova.
-    let told = progress.lock().unwrap().clone();
-    assert!(told.contains_key(&one), "{told:?}");
+    let shown = shown.lock().unwrap().clone();
+    let told =
+        |row: &EvictionInstance| row.state == InstanceState::Moving && row.progress.is_some();
+    let told = shown.iter().any(|row| row.id == one && told(row));
+    assert!(told, "{shown:#?}");
     let migrations: Api<Migration> = Api::default_namespaced(site.client.clone());
     let all = migrations.list(&ListParams::default()).await.unwrap();
     for id in ids {
@@ -241,12 +258,166 @@ async fn guests_count_on_while_their_host_is_emptied() {
     assert_eq!(action("read-transfer").await, 0.0);
     cloud.delete(&busy).await;
 
-    site.patch("hv1", json!({ "spec": { "maintenance": "" } }))
-        .await;
-    site.phase("hv1", Phase::Active).await;
+    take_back(&site, "hv1").await;
     let _inside = reboot(&site, cloud, &client, [&one, &two, &three]).await;
-    others(&site, cloud, &client, [one, two, three]).await;
+    crash(&site, cloud, &client, &two, [&one, &three]).await;
+    take_back(&site, "hv1").await;
+    // From here on those that cannot move are given up soon: one is in rescue for good.
+    assert!(operator.stop().await.success());
+    let hasty = [&arguments[..], &["--eviction-patience=10s"]].concat();
+    let _operator = site.operator_of("", &hasty, &[]);
+    others(&site, cloud, &client, [&one, &two, &three]).await;
+    take_back(&site, "hv2").await;
+    cloud.delete(&one).await;
+    let four = counter(&client, "four", "hv1", "lab-linux").await;
+    without_conductor(&site, cloud, &client, &four).await;
     cloud.down().await;
+}
+
+/// Puts a host that was emptied back into service.
+async fn take_back(site: &Site, host: &str) {
+    site.patch(host, json!({ "spec": { "maintenance": "" } }))
+        .await;
+    site.phase(host, Phase::Active).await;
+}
+
+/// The guest of one server crashes, and its host is emptied before Nova has noticed. Nova would take
+/// a live migration of it for completed and leave it in ERROR on the target, so that it waits until
+/// Nova has noticed and is moved while it is off. The others of the host move as ever.
+async fn crash(site: &Site, cloud: &Cloud, client: &Client, crashed: &str, others: [&String; 2]) {
+    let (host, target) = ("hv1", "hv2");
+    let consoles = others.map(|id| cloud.console(id));
+    let shown = rows_of(site, host);
+    // Whatever the number is, only the process of this guest is ended.
+    let kill = r#"pid=$(cat "/run/libvirt/qemu/$(virsh domname "$1" | head -n 1).pid") &&
+        grep -q "$1" "/proc/$pid/cmdline" && kill -9 "$pid""#;
+    cloud.run(host, &["sh", "-c", kill, "sh", crashed]).await;
+    // Until its agent has said so nobody can know, and Nova says so much later.
+    site.hypervisor(host, "its agent has seen the crash", |object| {
+        let all = object.status.iter().flat_map(|status| &status.instances);
+        let mut own = all.filter(|instance| instance.id == crashed);
+        own.any(|instance| instance.state.as_deref() == Some("shutoff"))
+    })
+    .await;
+    empty(site, host).await;
+    let of = |status: &EvictionStatus| {
+        let mut rows = status.instances.iter();
+        rows.find(|row| row.id == crashed).cloned()
+    };
+    let status = eviction_of(site, host, |status| {
+        of(status).is_some_and(|row| {
+            row.state == InstanceState::Blocked || row.status.as_deref() == Some("SHUTOFF")
+        })
+    })
+    .await;
+    let row = of(&status).unwrap();
+    if row.status.as_deref() == Some("ACTIVE") {
+        assert!(reasons(&row).contains(&"GuestNotRunning"), "{row:#?}");
+    }
+    let status = eviction_of(site, host, |status| status.outcome.is_some()).await;
+    // What was said to be away is there.
+    let server = client.compute().server(crashed).await.unwrap();
+    assert_eq!(
+        (server.status, server.host.as_deref()),
+        (ServerStatus::Shutoff, Some(target)),
+        "{status:#?}"
+    );
+    assert_eq!(status.outcome, Some(Outcome::Succeeded), "{status:#?}");
+    let row = of(&status).unwrap();
+    assert_eq!(
+        (row.state, row.method, row.to.as_deref()),
+        (InstanceState::Moved, Some(Method::Cold), Some(target)),
+        "{row:#?}"
+    );
+    let shown = shown.lock().unwrap().clone();
+    let mut own = shown.iter().filter(|row| row.id == crashed);
+    let live = own.find(|row| row.method == Some(Method::Live));
+    assert!(live.is_none(), "{live:#?}");
+    let domain = cloud.run(target, &["virsh", "domstate", crashed]).await;
+    assert_eq!(domain.trim(), "shut off");
+    let left = cloud.run(host, &["virsh", "list", "--all", "--uuid"]).await;
+    assert_eq!(left.trim(), "", "nothing is left on {host}");
+    for (id, console) in others.into_iter().zip(consoles) {
+        let server = client.compute().server(id).await.unwrap();
+        assert_eq!(
+            (server.status, server.host.as_deref()),
+            (ServerStatus::Active, Some(target))
+        );
+        counts_on(client, id, console).await;
+    }
+}
+
+/// nova-conductor dies in the middle of a drain: Nova has taken the request for the only server of the
+/// host, and nobody begins with it. That is said, and a person calls the drain off.
+async fn without_conductor(site: &Site, cloud: &Cloud, client: &Client, id: &str) {
+    let host = "hv1";
+    let console = cloud.console(id);
+    // A host is disabled with the help of its nova-compute, which needs a nova-conductor.
+    site.hold_up_eviction(host).await;
+    empty(site, host).await;
+    site.hypervisor(host, "it is disabled", |object| {
+        let status = object.status.as_ref();
+        let all = status.map_or(&[][..], |status| status.conditions.as_slice());
+        conditions::is_true(all, HypervisorCondition::HypervisorDisabled)
+    })
+    .await;
+    let conductor = async |what: &str| {
+        let command = ["systemctl", what, "nova-conductor"];
+        cloud.run("openstack", &command).await;
+    };
+    conductor("stop").await;
+    site.let_evict(host).await;
+    for reason in ["NovaStuck", "NovaConductor"] {
+        let status = eviction_of(site, host, |status| {
+            let wait = status.waiting_for.as_ref();
+            wait.is_some_and(|wait| wait.reason == reason)
+        })
+        .await;
+        let row = row(&status, "four");
+        assert_eq!(
+            (row.state, row.attempt, row.migration_id),
+            (InstanceState::Moving, Some(1), None),
+            "{row:#?}"
+        );
+    }
+    let undrain = Command::new(cobalt_lab::testing::built("cobalt").unwrap())
+        .args(["undrain", host, "--wait"])
+        .env("KUBECONFIG", &site.kubeconfig)
+        .stdin(Stdio::null())
+        .kill_on_drop(true)
+        .output();
+    let undrain = tokio::spawn(tokio::time::timeout(PATIENCE * 2, undrain));
+    until("the drain is over", || async {
+        let left = site.evictions().get_opt(host).await.unwrap();
+        left.is_none().then_some(())
+    })
+    .await;
+    let done = undrain.await.unwrap();
+    conductor("start").await;
+    let done = done.expect("cobalt undrain ends").unwrap();
+    assert!(done.status.success(), "{done:?}");
+    site.phase(host, Phase::Active).await;
+    for host in HOSTS {
+        until("its nova-compute reports", || async {
+            let service = cloud.service(host).await?;
+            (service.state == ServiceState::Up).then_some(())
+        })
+        .await;
+        let service = cloud.service(host).await.unwrap();
+        assert_eq!(service.status, ServiceStatus::Enabled, "{host}");
+    }
+    let server = until("Nova is not busy with it any more", || async {
+        let now = client.compute().server(id).await.unwrap();
+        assert_ne!(now.status, ServerStatus::Error, "{:?}", now.fault);
+        (now.status == ServerStatus::Active && now.task_state.is_none()).then_some(now)
+    })
+    .await;
+    // The request was in a queue: nova-conductor may have gone on with it.
+    if server.host.as_deref() == Some(host) {
+        goes_on_counting(console).await;
+    } else {
+        counts_on(client, id, console).await;
+    }
 }
 
 /// A host in service is rebooted: it is taken out of service, drained, goes down, comes back, and is
@@ -320,14 +491,15 @@ fn says(object: &Hypervisor, condition: HypervisorCondition, words: &str) -> boo
     of.any(|one| one.message.contains(words))
 }
 
-/// The first host, where they are again: with one that somebody aborts, one that is shelved, and one in rescue.
-async fn others(site: &Site, cloud: &Cloud, client: &Client, ids: [String; 3]) {
-    let host = "hv1";
+/// The second host, where they are by now: with one that somebody aborts, one that is shelved (it has
+/// been off since its guest crashed), and one in rescue.
+async fn others(site: &Site, cloud: &Cloud, client: &Client, ids: [&String; 3]) {
+    let host = "hv2";
     let [aborted, shelved, rescued] = ids;
     let compute = client.compute();
     for (id, action, status) in [
-        (&shelved, json!({ "shelve": null }), ServerStatus::Shelved),
-        (&rescued, json!({ "rescue": {} }), ServerStatus::Rescue),
+        (shelved, json!({ "shelve": null }), ServerStatus::Shelved),
+        (rescued, json!({ "rescue": {} }), ServerStatus::Rescue),
     ] {
         cloud.server_action(id, action).await;
         until(status.as_str(), || async {
@@ -337,17 +509,17 @@ async fn others(site: &Site, cloud: &Cloud, client: &Client, ids: [String; 3]) {
         })
         .await;
     }
-    let console = cloud.console(&aborted);
-    cloud.add_port(&aborted, host, "lab", "direct").await;
+    let console = cloud.console(aborted);
+    cloud.add_port(aborted, host, "lab", "direct").await;
     empty(site, host).await;
     let status = eviction_of(site, host, |status| {
         let mut rows = status.instances.iter();
-        rows.any(|row| row.id == aborted && row.migration_id.is_some() && row.progress.is_some())
+        rows.any(|row| row.id == *aborted && row.migration_id.is_some() && row.progress.is_some())
     })
     .await;
     let moving = row(&status, "one");
     compute
-        .abort_migration(&aborted, moving.migration_id.unwrap())
+        .abort_migration(aborted, moving.migration_id.unwrap())
         .await
         .unwrap();
     let status = eviction_of(site, host, |status| status.outcome.is_some()).await;
@@ -365,7 +537,7 @@ async fn others(site: &Site, cloud: &Cloud, client: &Client, ids: [String; 3]) {
         "{moved:#?}"
     );
     assert!(reasons(moved).contains(&"PassthroughDevice"), "{moved:#?}");
-    counts_on(client, &aborted, console).await;
+    counts_on(client, aborted, console).await;
 
     let offloaded = row(&status, "two");
     assert_eq!(
@@ -373,7 +545,7 @@ async fn others(site: &Site, cloud: &Cloud, client: &Client, ids: [String; 3]) {
         (InstanceState::Moved, Some(Method::Offload)),
         "{offloaded:#?}"
     );
-    let server = compute.server(&shelved).await.unwrap();
+    let server = compute.server(shelved).await.unwrap();
     assert_eq!(server.status, ServerStatus::ShelvedOffloaded);
 
     let stays = row(&status, "three");
@@ -383,7 +555,7 @@ async fn others(site: &Site, cloud: &Cloud, client: &Client, ids: [String; 3]) {
         "{stays:#?}"
     );
     assert_eq!(reasons(stays)[0], "UnsupportedState");
-    let server = compute.server(&rescued).await.unwrap();
+    let server = compute.server(rescued).await.unwrap();
     assert_eq!(
         (server.status, server.host.as_deref()),
         (ServerStatus::Rescue, Some(host))
