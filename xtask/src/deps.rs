@@ -16,7 +16,8 @@ use serde::Deserialize;
 /// dependencies only where a rule says so.
 #[derive(Debug)]
 struct Rule {
-    /// Folders of the crates that it is for; `x/*` is every folder directly in `x`.
+    /// Folders of the crates that it is for; `x/*` is every folder directly in `x`, and `!x/y` takes
+    /// one out again.
     who: &'static [&'static str],
     check: Check,
     reason: &'static str,
@@ -87,7 +88,14 @@ const RULES: &[Rule] = &[
     Rule {
         who: &["clients/*"],
         check: Check::NeverOurs {
-            folders: &["agents/*", "api", "clients/*", "operators/*", "runtime"],
+            folders: &[
+                "agents/*",
+                "api",
+                "clients/*",
+                "!clients/wire",
+                "operators/*",
+                "runtime",
+            ],
             dev: true,
         },
         reason: "a client knows its protocol and nothing of us or of the other clients",
@@ -380,14 +388,14 @@ fn refused(declared: &Declared, allowed: &[Allowed]) -> Option<String> {
 }
 
 fn matches_any(patterns: &[&str], folder: &str) -> bool {
-    patterns
-        .iter()
-        .any(|pattern| match pattern.strip_suffix("/*") {
-            Some(parent) => folder
-                .rsplit_once('/')
-                .is_some_and(|(start, _)| start == parent),
-            None => *pattern == folder,
-        })
+    let matches = |pattern: &str| match pattern.strip_suffix("/*") {
+        Some(parent) => folder
+            .rsplit_once('/')
+            .is_some_and(|(start, _)| start == parent),
+        None => pattern == folder,
+    };
+    let except = |pattern: &&str| pattern.strip_prefix('!').is_some_and(matches);
+    patterns.iter().copied().any(matches) && !patterns.iter().any(except)
 }
 
 /// What a member says itself although the workspace has to.
@@ -687,9 +695,11 @@ mod tests {
             .dev("api", "lab")
             .states("api", "kube", &["derive"], false)
             .states("api", "serde", &["derive"], true)
-            .ours("clients/libvirt", &["tokio"])
+            .ours("clients/wire", &["tokio"])
+            .dev("clients/wire", "lab")
+            .ours("clients/libvirt", &["clients/wire", "tokio"])
             .dev("clients/libvirt", "lab")
-            .ours("clients/ovs", &["tokio"])
+            .ours("clients/ovs", &["clients/wire", "tokio"])
             .ours("clients/openstack", &["tokio"])
             .ours("runtime", &["kube"])
             .ours(
@@ -713,6 +723,9 @@ mod tests {
             ("clients/libvirt", "kube"),
             ("clients/ovs", "api"),
             ("clients/ovs", "clients/libvirt"),
+            ("clients/wire", "kube"),
+            ("clients/wire", "clients/ovs"),
+            ("clients/wire", "runtime"),
             ("clients/openstack", "runtime"),
             ("runtime", "api"),
             ("runtime", "clients/ovs"),
@@ -812,6 +825,11 @@ mod tests {
         assert!(!matches_any(&["clients/*"], "clients"));
         assert!(!matches_any(&["clients/*"], "clients/ovs/fuzz"));
         assert!(!matches_any(&["api"], "api2"));
+        assert!(matches_any(&["clients/*", "!clients/wire"], "clients/ovs"));
+        assert!(!matches_any(
+            &["clients/*", "!clients/wire"],
+            "clients/wire"
+        ));
     }
 
     #[test]

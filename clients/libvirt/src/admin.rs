@@ -2,7 +2,9 @@
 
 use std::path::Path;
 
-use crate::connection::{Client, within};
+use cobalt_wire::within;
+
+use crate::connection::Client;
 use crate::error::{Closed, Error};
 use crate::host::Version;
 use crate::options::Options;
@@ -10,7 +12,6 @@ use crate::procedure::{
     ADMIN_GET_LIB_VERSION, ADMIN_LIST_SERVERS, ADMIN_LOOKUP_SERVER, ADMIN_OPEN,
     ADMIN_UPDATE_TLS_FILES,
 };
-use crate::transport;
 use crate::xdr::{Reader, Writer};
 
 /// The server inside libvirtd that has the TLS port.
@@ -40,7 +41,7 @@ impl AdminConnection {
     /// Connects to the socket, usually `/run/libvirt/libvirt-admin-sock`.
     pub async fn open(socket: &Path, options: &Options) -> Result<Self, Error> {
         let opening = async {
-            let (input, output) = transport::unix(socket).await?;
+            let (input, output) = cobalt_wire::unix(socket).await?;
             let client = Client::start(input, output, options);
             client
                 .call(ADMIN_OPEN, Writer::new().u32(0), |_| Ok(()))

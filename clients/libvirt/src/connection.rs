@@ -1,13 +1,13 @@
 //! A connection to libvirt: opening it, calling through it, closing it.
 
-use std::fmt;
 use std::time::Duration;
 
 use bytes::Bytes;
+use cobalt_wire::{Caller, Input, Output, Unanswered, within};
 use futures::future::join_all;
-use tokio::sync::oneshot;
+use tokio::sync::mpsc;
 
-use crate::driver::{self, Call, Handle, Order};
+use crate::driver::{self, Call, Order, Task};
 use crate::error::{Closed, Error, LibvirtError, codes};
 use crate::event::{EventKind, EventStream, Sink};
 use crate::message::HEAD;
@@ -15,7 +15,7 @@ use crate::options::Options;
 use crate::procedure::{
     AUTH_LIST, CONNECT_CLOSE, CONNECT_OPEN, CONNECT_SUPPORTS_FEATURE, EVENT_REGISTER, Procedure,
 };
-use crate::transport::{self, Input, Output};
+use crate::transport;
 use crate::uri::Uri;
 use crate::xdr::{Reader, Writer, XdrError, XdrResult};
 
@@ -26,25 +26,20 @@ const FEATURE_EVENT_CALLBACKS: i32 = 14;
 const GOODBYE: Duration = Duration::from_secs(2);
 
 /// A handle of the task that owns a connection.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub(crate) struct Client {
-    task: Handle,
+    task: Caller<Task>,
+    orders: mpsc::Sender<Order>,
     call_timeout: Duration,
     max_message: usize,
 }
 
-impl fmt::Debug for Client {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Client")
-            .field("closed", &self.why_closed())
-            .finish_non_exhaustive()
-    }
-}
-
 impl Client {
     pub fn start(input: Input, output: Output, options: &Options) -> Self {
+        let (task, orders) = driver::start(input, output, options);
         Self {
-            task: driver::start(input, output, options),
+            task,
+            orders,
             call_timeout: options.call_timeout,
             max_message: options.max_message,
         }
@@ -52,6 +47,7 @@ impl Client {
 
     pub fn with_call_timeout(&self, call_timeout: Duration) -> Self {
         Self {
+            task: self.task.with_timeout(call_timeout),
             call_timeout,
             ..self.clone()
         }
@@ -86,37 +82,25 @@ impl Client {
                 procedure.name, self.max_message
             )));
         }
-        let (sender, receiver) = oneshot::channel();
-        let call = Call {
+        let call = |reply| Call {
             procedure,
             payload,
-            reply: Some(sender),
+            reply: Some(reply),
             sink,
         };
-        let asking = async {
-            // A task that has ended drops the call, and with it the way of its answer.
-            drop(self.task.calls.send(call).await);
-            receiver.await
-        };
-        let Ok(answer) = tokio::time::timeout(self.call_timeout, asking).await else {
-            return Err(Error::Timeout {
-                procedure: procedure.name,
-                after: self.call_timeout,
-            });
-        };
-        let Ok(reply) = answer else {
-            return Err(match self.why_closed() {
-                Some(why) => Error::Closed(why),
-                None => Error::Protocol {
-                    procedure: procedure.name,
-                    problem: XdrError::Mismatch,
-                },
-            });
-        };
+        let answer = self.task.ask(call).await;
+        let procedure = procedure.name;
+        let reply = answer.map_err(|why| match why {
+            Unanswered::Timeout(after) => Error::Timeout { procedure, after },
+            Unanswered::Dropped(Some(why)) => Error::Closed(why),
+            Unanswered::Dropped(None) => Error::Protocol {
+                procedure,
+                problem: XdrError::Mismatch,
+            },
+        })?;
         if !reply.failed {
             return Ok(reply.payload);
         }
-        let procedure = procedure.name;
         Err(match LibvirtError::read(&mut Reader::new(&reply.payload)) {
             Ok(error) => Error::Libvirt {
                 procedure,
@@ -128,29 +112,16 @@ impl Client {
 
     /// Tells the task. One that has ended has nothing to do any more.
     pub async fn order(&self, order: Order) {
-        drop(self.task.orders.send(order).await);
+        drop(self.orders.send(order).await);
     }
 
     /// The same where nobody can wait. In a crowd the order may be lost.
     pub fn try_order(&self, order: Order) {
-        drop(self.task.orders.try_send(order));
-    }
-
-    fn why_closed(&self) -> Option<Closed> {
-        match &*self.task.closed.borrow() {
-            Some(why) => Some(why.clone()),
-            // The task always says why, unless the runtime was taken away from under it.
-            None if self.task.closed.has_changed().is_err() => Some(Closed::Local),
-            None => None,
-        }
+        drop(self.orders.try_send(order));
     }
 
     pub async fn closed(&self) -> Closed {
-        let mut closed = self.task.closed.clone();
-        match closed.wait_for(Option::is_some).await {
-            Ok(why) => why.clone().unwrap_or(Closed::Local),
-            Err(_) => Closed::Local,
-        }
+        self.task.closed().await
     }
 }
 
@@ -256,7 +227,7 @@ impl Connection {
 
     /// Whether the connection is still there, as far as anybody has noticed; [`Self::ping`] asks.
     pub fn is_alive(&self) -> bool {
-        self.client.why_closed().is_none()
+        self.client.task.why_closed().is_none()
     }
 
     /// Says goodbye and closes the connection, for all clones of it.
@@ -324,19 +295,4 @@ fn is_unknown_event(error: &Error) -> bool {
     error.is_not_supported()
         || code == Some(codes::INTERNAL_ERROR)
         || code == Some(codes::INVALID_ARG)
-}
-
-/// All of the beginning has one deadline, whatever its parts have.
-pub(crate) async fn within<T>(
-    address: &impl fmt::Display,
-    after: Duration,
-    opening: impl Future<Output = Result<T, Error>>,
-) -> Result<T, Error> {
-    match tokio::time::timeout(after, opening).await {
-        Ok(opened) => opened,
-        Err(_) => Err(Error::ConnectTimeout {
-            address: address.to_string(),
-            after,
-        }),
-    }
 }

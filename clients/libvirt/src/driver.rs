@@ -6,17 +6,17 @@
 use std::collections::BTreeMap;
 use std::io;
 
-use bytes::{Bytes, BytesMut};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::sync::{mpsc, oneshot, watch};
-use tokio::time::Instant;
+use bytes::Bytes;
+use cobalt_wire::{Caller, Input, Keepalive, Outgoing, Output, Watch, read};
+use tokio::sync::{mpsc, oneshot};
 
 use crate::error::Closed;
 use crate::event::{self, Sink};
-use crate::message::{Framer, Header, KEEPALIVE, KEEPALIVE_PING, KEEPALIVE_PONG, Kind, REMOTE};
-use crate::options::{Keepalive, Options};
+use crate::message::{
+    FrameError, Framer, Header, KEEPALIVE, KEEPALIVE_PING, KEEPALIVE_PONG, Kind, REMOTE,
+};
+use crate::options::Options;
 use crate::procedure::{EVENT_DEREGISTER, Procedure};
-use crate::transport::{Input, Output};
 use crate::xdr::{Reader, Writer};
 
 /// A peer that asks whether we are there, and does not read what we say, gets no more answers than
@@ -26,8 +26,6 @@ const MAX_UNREAD_PONGS: usize = 64 * 1024;
 const CALLS: usize = 64;
 /// How many orders may wait. They are obeyed at once.
 const ORDERS: usize = 64;
-/// How long a goodbye may take.
-const GOODBYE: std::time::Duration = std::time::Duration::from_secs(1);
 
 /// An answer.
 pub struct Reply {
@@ -75,112 +73,64 @@ struct Pending {
     sink: Option<Sink>,
 }
 
-struct Watch {
-    keepalive: Keepalive,
-    /// How many questions are without an answer.
-    asked: u32,
-    /// When something is done about silence.
-    due: Instant,
-}
-
-struct Task {
+/// Owns the connection; see [`start`].
+pub struct Task {
     input: Input,
-    output: Output,
+    outgoing: Outgoing,
     calls: mpsc::Receiver<Call>,
     orders: mpsc::Receiver<Order>,
     framer: Framer,
-    /// What is to be sent.
-    unsent: BytesMut,
-    /// Something is to be sent, or may be in the buffers of the transport.
-    unwritten: bool,
     /// Calls that libvirt works on, with or without somebody who waits. Their number is bounded,
     /// so one that is never answered stays for good and harms nobody.
     pending: BTreeMap<u32, Pending>,
     max_in_flight: usize,
     serial: u32,
-    watch: Option<Watch>,
+    watch: Watch,
     sinks: BTreeMap<i32, Sink>,
     held: Vec<Sink>,
 }
 
-/// What others have of the task.
-#[derive(Debug, Clone)]
-pub struct Handle {
-    /// Takes calls, as many as libvirt may work on.
-    pub calls: mpsc::Sender<Call>,
-    /// Takes orders, always.
-    pub orders: mpsc::Sender<Order>,
-    /// Why the connection is over, when it is.
-    pub closed: watch::Receiver<Option<Closed>>,
-}
-
 /// Starts the task. It ends when it is told to, when nobody can tell it anything any more, or with
-/// the connection; then it says why.
-pub fn start(input: Input, output: Output, options: &Options) -> Handle {
+/// the connection. It takes as many calls as libvirt may work on, and orders always.
+pub fn start(
+    input: Input,
+    output: Output,
+    options: &Options,
+) -> (Caller<Task>, mpsc::Sender<Order>) {
     let (calls_sender, calls) = mpsc::channel(CALLS);
     let (orders_sender, orders) = mpsc::channel(ORDERS);
-    let (closed, seen) = watch::channel(None);
-    let mut task = Task {
+    let task = Task {
         input,
-        output,
+        outgoing: Outgoing::new(output),
         calls,
         orders,
         framer: Framer::new(options.max_message),
-        unsent: BytesMut::new(),
-        unwritten: false,
         pending: BTreeMap::new(),
         max_in_flight: options.max_in_flight.max(1),
         serial: 0,
-        watch: None,
+        watch: Watch::new(None),
         sinks: BTreeMap::new(),
         held: Vec::new(),
     };
-    #[allow(
-        clippy::disallowed_methods,
-        reason = "it ends with the last handle, and says why it ended"
-    )]
-    tokio::spawn(async move {
-        let why = task.run().await;
-        tracing::debug!(%why, "connection to libvirt ended");
-        // Said before the callers and readers are let go of, who will ask.
-        closed.send_replace(Some(why));
-        let mut output = task.let_go();
-        // A goodbye is a courtesy: nobody cares how it goes.
-        drop(tokio::time::timeout(GOODBYE, output.shutdown()).await);
-    });
-    Handle {
-        calls: calls_sender,
-        orders: orders_sender,
-        closed: seen,
-    }
+    let caller = Caller::start(task, calls_sender, options.call_timeout);
+    (caller, orders_sender)
 }
 
-impl Task {
-    /// Everything but the way to the peer.
-    fn let_go(self) -> Output {
-        self.output
+impl cobalt_wire::Task for Task {
+    type Call = Call;
+    type Broken = FrameError;
+
+    fn into_output(self) -> Output {
+        self.outgoing.into_output()
     }
 
     async fn run(&mut self) -> Closed {
         loop {
-            let due = self.watch.as_ref().map(|watch| watch.due);
-            let silence = async {
-                match due {
-                    Some(due) => tokio::time::sleep_until(due).await,
-                    None => std::future::pending().await,
-                }
-            };
             // Every branch can be dropped half-way without losing a byte.
             let ended = tokio::select! {
-                read = self.input.read_buf(self.framer.space()) => self.read(read),
-                written = write(&mut self.output, &mut self.unsent), if self.unwritten => {
-                    match written {
-                        Ok(all) => {
-                            self.unwritten = !all;
-                            Ok(())
-                        }
-                        Err(error) => Err(self.lost(&error)),
-                    }
+                read = read(&mut self.input, self.framer.space()) => self.read(read),
+                written = self.outgoing.write(), if self.outgoing.is_unwritten() => {
+                    written.map_err(|error| self.lost(&error))
                 }
                 // The rest waits in the channel, and with those who would put more into it.
                 Some(call) = self.calls.recv(), if self.pending.len() < self.max_in_flight => {
@@ -188,55 +138,35 @@ impl Task {
                     Ok(())
                 }
                 order = self.orders.recv() => self.obey(order),
-                () = silence => self.ask(),
+                () = self.watch.silence() => self.ask(),
             };
             if let Err(why) = ended {
                 return why;
             }
         }
     }
+}
 
+impl Task {
     /// Bytes have arrived.
-    fn read(&mut self, read: io::Result<usize>) -> Result<(), Closed> {
-        match read {
-            Ok(0) => return Err(self.ended()),
-            Ok(_) => {}
-            Err(error) => return Err(self.lost(&error)),
-        }
-        if let Some(watch) = &mut self.watch {
-            // Whatever it says, it is there.
-            watch.asked = 0;
-            watch.due = Instant::now() + watch.keepalive.interval;
-        }
+    fn read(&mut self, read: io::Result<()>) -> Result<(), Closed> {
+        read.map_err(|error| self.lost(&error))?;
+        self.watch.heard();
         while let Some((header, payload)) = self.framer.next().map_err(Closed::Protocol)? {
             self.take(header, payload);
         }
         Ok(())
     }
 
-    fn ended(&self) -> Closed {
-        if self.framer.is_empty() {
-            Closed::Peer
-        } else {
-            Closed::PeerMidMessage
-        }
-    }
-
     fn lost(&self, error: &io::Error) -> Closed {
-        match error.kind() {
-            // What a peer that was killed looks like, depending on the moment.
-            io::ErrorKind::UnexpectedEof
-            | io::ErrorKind::BrokenPipe
-            | io::ErrorKind::ConnectionReset => self.ended(),
-            _ => Closed::Io(error.to_string()),
-        }
+        Closed::lost(error, self.framer.is_empty())
     }
 
     /// A message has arrived.
     fn take(&mut self, header: Header, payload: Bytes) {
         match (header.program, header.kind) {
             (KEEPALIVE, Kind::Event) => {
-                if header.procedure == KEEPALIVE_PING && self.unsent.len() < MAX_UNREAD_PONGS {
+                if header.procedure == KEEPALIVE_PING && self.outgoing.unsent() < MAX_UNREAD_PONGS {
                     self.keepalive(KEEPALIVE_PONG);
                 }
             }
@@ -304,13 +234,7 @@ impl Task {
 
     fn obey(&mut self, order: Option<Order>) -> Result<(), Closed> {
         match order {
-            Some(Order::Watch(keepalive)) => {
-                self.watch = Some(Watch {
-                    keepalive,
-                    asked: 0,
-                    due: Instant::now() + keepalive.interval,
-                });
-            }
+            Some(Order::Watch(keepalive)) => self.watch = Watch::new(Some(keepalive)),
             Some(Order::Hold(sink)) => {
                 self.held.retain(|sink| !sink.is_closed());
                 self.held.push(sink);
@@ -327,16 +251,7 @@ impl Task {
 
     /// The peer has been silent for long enough to be asked, or to be given up.
     fn ask(&mut self) -> Result<(), Closed> {
-        let Some(watch) = &mut self.watch else {
-            return Ok(());
-        };
-        let Keepalive { interval, count } = watch.keepalive;
-        if watch.asked >= count {
-            return Err(Closed::Keepalive { interval, count });
-        }
-        watch.asked += 1;
-        // From now: a process that was stopped gives its peer the time that it missed itself.
-        watch.due = Instant::now() + interval;
+        self.watch.ask()?;
         self.keepalive(KEEPALIVE_PING);
         Ok(())
     }
@@ -353,8 +268,7 @@ impl Task {
     }
 
     fn write(&mut self, header: &Header, payload: &[u8]) {
-        self.unsent.extend_from_slice(&header.frame(payload));
-        self.unwritten = true;
+        self.outgoing.push(&header.frame(payload));
     }
 
     fn unsubscribe(&mut self, callback: i32) {
@@ -399,18 +313,6 @@ impl Task {
             }
         }
     }
-}
-
-/// Writes some of it, or sees to it that what was written is on its way; then it is `true`.
-async fn write(output: &mut Output, unsent: &mut BytesMut) -> io::Result<bool> {
-    if unsent.is_empty() {
-        output.flush().await?;
-        return Ok(true);
-    }
-    if output.write_buf(unsent).await? == 0 {
-        return Err(io::ErrorKind::WriteZero.into());
-    }
-    Ok(false)
 }
 
 #[cfg(test)]

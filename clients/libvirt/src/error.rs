@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use cobalt_wire::ConnectError;
 use thiserror::Error;
 use uuid::Uuid;
 
@@ -97,65 +98,15 @@ impl LibvirtError {
 }
 
 /// Why a connection is over.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[non_exhaustive]
-pub enum Closed {
-    /// This side closed it.
-    #[error("it was closed by this side")]
-    Local,
-    /// The peer closed it.
-    #[error("libvirt closed it")]
-    Peer,
-    /// The peer closed it in the middle of a message.
-    #[error("libvirt closed it in the middle of a message")]
-    PeerMidMessage,
-    /// The network or the system ended it.
-    #[error("{0}")]
-    Io(String),
-    /// The peer did not answer when it was asked whether it is there.
-    #[error(
-        "libvirt has been silent for {count} questions, one every {interval:?}, whether it is there"
-    )]
-    Keepalive {
-        /// The time between two questions.
-        interval: Duration,
-        /// How many of them remained without an answer.
-        count: u32,
-    },
-    /// The peer sent what is no message. A listener that is not libvirt does that.
-    #[error("the peer broke the protocol: {0}")]
-    Protocol(FrameError),
-}
+pub type Closed = cobalt_wire::Closed<FrameError>;
 
 /// What can go wrong.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// There is no connection to be had.
-    #[error("failed to connect to {address}")]
-    Connect {
-        /// Where to.
-        address: String,
-        /// Why not.
-        #[source]
-        source: std::io::Error,
-    },
-    /// The certificates are of no use, or the peer does not take them.
-    #[error("TLS with {address} failed: {problem}")]
-    Tls {
-        /// With whom, or with which file.
-        address: String,
-        /// Why.
-        problem: String,
-    },
-    /// Nobody took the connection in time.
-    #[error("{address} did not take the connection within {after:?}")]
-    ConnectTimeout {
-        /// Where to.
-        address: String,
-        /// How long it was tried.
-        after: Duration,
-    },
+    /// There is no connection to be had, or the certificates are of no use.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
     /// libvirt wants an authentication that this client does not have.
     #[error(
         "libvirt wants {methods} before it answers, which this client does not do: \
@@ -206,7 +157,10 @@ impl Error {
 
     /// There was no answer in time.
     pub fn is_timeout(&self) -> bool {
-        matches!(self, Self::Timeout { .. } | Self::ConnectTimeout { .. })
+        matches!(
+            self,
+            Self::Timeout { .. } | Self::Connect(ConnectError::Timeout { .. })
+        )
     }
 
     /// What libvirt said, if it is libvirt that refused.

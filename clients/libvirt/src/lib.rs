@@ -50,6 +50,7 @@ mod uri;
 mod xdr;
 
 pub use admin::AdminConnection;
+pub use cobalt_wire::{ConnectError, Keepalive};
 pub use connection::Connection;
 pub use domain::{Domain, DomainState, DomainStatus, Metadata};
 pub use error::{Closed, Error, LibvirtError, Supported, codes};
@@ -63,7 +64,7 @@ pub use flags::{
 pub use host::{DomainCapabilitiesQuery, NodeInfo, Version};
 pub use message::FrameError;
 pub use migrate::MigrateParams;
-pub use options::{Keepalive, Options, Tls};
+pub use options::{Options, Tls};
 pub use secret::{Secret, SecretUsage, SecretValue};
 pub use stats::{DomainStats, JobStats, JobType};
 pub use typed::{TypedParams, TypedValue};

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use cobalt_wire::ConnectError;
 use serde::Deserialize;
 use thiserror::Error;
 
@@ -10,40 +11,18 @@ use crate::framing::FrameError;
 use crate::openflow::WireError;
 
 /// Why a connection is over.
+pub type Closed = cobalt_wire::Closed<ProtocolError>;
+
+/// How a peer broke the protocol.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
-pub enum Closed {
-    /// This side closed it.
-    #[error("it was closed by this side")]
-    Local,
-    /// The peer closed it.
-    #[error("the server closed it")]
-    Peer,
-    /// The peer closed it in the middle of a message.
-    #[error("the server closed it in the middle of a message")]
-    PeerMidMessage,
-    /// The network or the system ended it.
-    #[error("{0}")]
-    Io(String),
-    /// The peer did not answer when it was asked whether it is there.
-    #[error(
-        "the server has been silent for {count} questions, one every {interval:?}, whether it is there"
-    )]
-    Keepalive {
-        /// The time between two questions.
-        interval: Duration,
-        /// How many of them remained without an answer.
-        count: u32,
-    },
-    /// The peer does not read.
-    #[error("the server does not read what it is asked")]
-    Deaf,
-    /// The peer sent what is no message. A listener of another protocol does that.
-    #[error("the server broke the protocol: {0}")]
-    Protocol(FrameError),
-    /// The peer sent what is no OpenFlow.
-    #[error("the server broke OpenFlow: {0}")]
-    OpenFlow(WireError),
+pub enum ProtocolError {
+    /// It sent something else than JSON-RPC.
+    #[error(transparent)]
+    JsonRpc(#[from] FrameError),
+    /// It sent something else than OpenFlow.
+    #[error(transparent)]
+    OpenFlow(#[from] WireError),
 }
 
 /// What an OVSDB server said when it refused something.
@@ -127,31 +106,9 @@ pub enum Unfit {
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// There is no connection to be had.
-    #[error("failed to connect to {address}")]
-    Connect {
-        /// Where to.
-        address: String,
-        /// Why not.
-        #[source]
-        source: std::io::Error,
-    },
-    /// The certificates are of no use, or the peer does not take them.
-    #[error("TLS with {address} failed: {problem}")]
-    Tls {
-        /// With whom, or with which file.
-        address: String,
-        /// Why.
-        problem: String,
-    },
-    /// Nobody took the connection in time.
-    #[error("{address} did not take the connection within {after:?}")]
-    ConnectTimeout {
-        /// Where to.
-        address: String,
-        /// How long it was tried.
-        after: Duration,
-    },
+    /// There is no connection to be had, or the certificates are of no use.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
     /// There is no process to talk to, as far as its files tell.
     #[error("{program} does not run: {problem}")]
     NotRunning {
@@ -224,7 +181,10 @@ impl Error {
 
     /// There was no answer in time.
     pub fn is_timeout(&self) -> bool {
-        matches!(self, Self::Timeout { .. } | Self::ConnectTimeout { .. })
+        matches!(
+            self,
+            Self::Timeout { .. } | Self::Connect(ConnectError::Timeout { .. })
+        )
     }
 
     /// What the OVSDB server said.

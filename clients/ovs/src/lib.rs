@@ -38,8 +38,9 @@ mod rpc;
 mod transport;
 mod unixctl;
 
-pub use error::{Closed, Error, OpenflowError, OvsdbError, Unfit};
+pub use cobalt_wire::{ConnectError, Identity, Keepalive, Tls};
+pub use error::{Closed, Error, OpenflowError, OvsdbError, ProtocolError, Unfit};
 pub use framing::FrameError;
-pub use options::{Identity, Keepalive, Options, Tls};
+pub use options::Options;
 pub use remote::{Remote, RemoteError};
 pub use unixctl::Unixctl;

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use cobalt_ovs::ovsdb::southbound::{self, cookie};
 use cobalt_ovs::ovsdb::{Change, Condition, Event, Monitor, Select, Table, Tables};
-use cobalt_ovs::{Error, Identity, Options, Remote, Tls};
+use cobalt_ovs::{Identity, Options, Remote, Tls};
 use cobalt_runtime::chain;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -287,7 +287,7 @@ impl Certificates {
         self.0 = Self::files(config);
         Tls::from_files(ca, certificate, key, config.identity)
             .map(Some)
-            .map_err(|error: Error| chain(&error))
+            .map_err(|error| chain(&error))
     }
 }
 

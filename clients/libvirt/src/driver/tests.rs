@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use cobalt_wire::Keepalive;
 use futures::StreamExt;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 
@@ -11,7 +12,7 @@ use crate::error::{Closed, Error};
 use crate::event::{Event, EventKind};
 use crate::flags::{ListDomains, StatsGroups};
 use crate::message::{FrameError, Framer, Header, KEEPALIVE, Kind, REMOTE};
-use crate::options::{Keepalive, Options};
+use crate::options::Options;
 use crate::procedure::{EVENT_DEREGISTER, EVENT_REGISTER};
 use crate::xdr::{Reader, Writer, XdrError};
 

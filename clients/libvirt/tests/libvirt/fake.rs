@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use cobalt_libvirt::{Closed, Connection, Error, FrameError, Options, Uri};
+use cobalt_libvirt::{Closed, ConnectError, Connection, Error, FrameError, Options, Uri};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -110,7 +110,10 @@ async fn nobody_listens_and_that_is_said() {
     let error = Connection::open(&uri, &Options::default())
         .await
         .unwrap_err();
-    assert!(matches!(error, Error::Connect { .. }), "{error}");
+    assert!(
+        matches!(error, Error::Connect(ConnectError::Unreachable { .. })),
+        "{error}"
+    );
     let uri: Uri = "qemu:///system?socket=/nonexistent/socket".parse().unwrap();
     let error = Connection::open(&uri, &Options::default())
         .await

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use cobalt_wire::{Input, Outgoing, read, within};
 
 use super::flow::Flow;
 use super::stats::{Aggregate, PortDescription, PortStats, TableStats};
@@ -14,7 +14,7 @@ use super::{aggregate, for_each_flow, port_descriptions, port_stats, ports, tabl
 use crate::error::{Closed, Error, OpenflowError};
 use crate::options::Options;
 use crate::remote::Remote;
-use crate::transport::{self, Input, Output};
+use crate::transport;
 
 const HELLO: u8 = 0;
 const ERROR: u8 = 1;
@@ -104,14 +104,12 @@ pub struct Features {
 /// ```
 pub struct Connection {
     input: Input,
-    output: Output,
+    /// A call that was dropped may have left a part in it.
+    outgoing: Outgoing,
     framer: Framer,
     version: Version,
     xid: u32,
     call_timeout: Duration,
-    /// What is to be sent, and from where on: a call that was dropped may have left a part.
-    unsent: Vec<u8>,
-    sent: usize,
 }
 
 impl std::fmt::Debug for Connection {
@@ -144,25 +142,14 @@ impl Connection {
         let (input, output) = transport::connect(remote, options).await?;
         let mut connection = Self {
             input,
-            output,
+            outgoing: Outgoing::new(output),
             framer: Framer::default(),
             version: greatest,
             xid: 0,
             call_timeout: options.call_timeout,
-            unsent: Vec::new(),
-            sent: 0,
         };
         let bitmap: u32 = versions.iter().map(|version| version.bit()).sum();
-        let after = options.connect_timeout;
-        match tokio::time::timeout(after, connection.greet(bitmap)).await {
-            Ok(greeted) => greeted?,
-            Err(_) => {
-                return Err(Error::ConnectTimeout {
-                    address: remote.to_string(),
-                    after,
-                });
-            }
-        }
+        within(remote, options.connect_timeout, connection.greet(bitmap)).await?;
         Ok(connection)
     }
 
@@ -347,15 +334,12 @@ impl Connection {
     }
 
     async fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
-        self.unsent.extend_from_slice(bytes);
-        while let Some(rest) = self.unsent.get(self.sent..).filter(|rest| !rest.is_empty()) {
-            let written = self.output.write(rest).await;
-            self.sent += written.map_err(|error| self.lost(&error))?;
+        self.outgoing.push(bytes);
+        while self.outgoing.is_unwritten() {
+            let written = self.outgoing.write().await;
+            written.map_err(|error| self.lost(&error))?;
         }
-        self.unsent.clear();
-        self.sent = 0;
-        let flushed = self.output.flush().await;
-        flushed.map_err(|error| self.lost(&error))
+        Ok(())
     }
 
     /// The answer to what was asked last.
@@ -391,35 +375,18 @@ impl Connection {
             if let Some(message) = self.framer.next().map_err(broken)? {
                 return Ok(message);
             }
-            match self.input.read_buf(self.framer.space()).await {
-                Ok(0) => return Err(Error::Closed(self.ended())),
-                Ok(_) => {}
-                Err(error) => return Err(self.lost(&error)),
-            }
-        }
-    }
-
-    fn ended(&self) -> Closed {
-        if self.framer.is_empty() {
-            Closed::Peer
-        } else {
-            Closed::PeerMidMessage
+            let read = read(&mut self.input, self.framer.space()).await;
+            read.map_err(|error| self.lost(&error))?;
         }
     }
 
     fn lost(&self, error: &io::Error) -> Error {
-        Error::Closed(match error.kind() {
-            // What a peer that was killed looks like, depending on the moment.
-            io::ErrorKind::UnexpectedEof
-            | io::ErrorKind::BrokenPipe
-            | io::ErrorKind::ConnectionReset => self.ended(),
-            _ => Closed::Io(error.to_string()),
-        })
+        Error::Closed(Closed::lost(error, self.framer.is_empty()))
     }
 }
 
 fn broken(error: WireError) -> Error {
-    Error::Closed(Closed::OpenFlow(error))
+    Error::Closed(Closed::Protocol(error.into()))
 }
 
 fn any_port() -> Vec<u8> {

@@ -1,5 +1,7 @@
 use serde_json::{Value, json};
-use tokio::io::{AsyncBufReadExt, BufReader, DuplexStream, duplex, split};
+use tokio::io::{
+    AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, DuplexStream, duplex, split,
+};
 
 use super::*;
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use cobalt_ovs::ovsdb::vswitch::{self, Bridge};
 use cobalt_ovs::ovsdb::{Connection, Event, Monitor, Tables};
-use cobalt_ovs::{Closed, Error, Options, Remote, openflow};
+use cobalt_ovs::{Closed, ConnectError, Error, Options, ProtocolError, Remote, openflow};
 use serde_json::{Value as Json, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -96,7 +96,10 @@ async fn a_fake_peer_that_is_no_switch_is_told_from_one() {
         let error = openflow::Connection::open(&remote, &hasty())
             .await
             .unwrap_err();
-        let expected_kind = matches!(error, Error::Closed(Closed::OpenFlow(_)));
+        let expected_kind = matches!(
+            error,
+            Error::Closed(Closed::Protocol(ProtocolError::OpenFlow(_)))
+        );
         assert!(expected_kind || error.is_timeout(), "{error}");
         assert!(error.to_string().contains(expected), "{error}");
     }
@@ -125,7 +128,10 @@ async fn nobody_listens_and_that_is_said_again_and_again() {
         else {
             panic!("{event:?}");
         };
-        assert!(matches!(error, Error::Connect { .. }), "{error}");
+        assert!(
+            matches!(error, Error::Connect(ConnectError::Unreachable { .. })),
+            "{error}"
+        );
         assert!(retry_in > Duration::ZERO);
     }
     // Other remotes are tried at once.

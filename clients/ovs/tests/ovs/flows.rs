@@ -8,7 +8,7 @@ use cobalt_ovs::ovsdb::southbound::{
     self, Chassis, DatapathBinding, LogicalFlow, MulticastGroup, PortBinding,
 };
 use cobalt_ovs::ovsdb::{Monitor, Tables};
-use cobalt_ovs::{Error, Options, Remote};
+use cobalt_ovs::{ConnectError, Error, Options, Remote};
 
 use crate::{Host, TestLab, Watcher, patient};
 
@@ -182,7 +182,13 @@ async fn versions_are_negotiated(lab: &TestLab, host: &Host) {
     let sum = bridge.aggregate(FlowFilter::ALL).await.unwrap();
     assert_eq!(usize::try_from(sum.flows).unwrap(), FLOWS + 1);
     let unknown = Connection::of(&host.run(), "br-nothing", &patient()).await;
-    assert!(matches!(unknown, Err(Error::Connect { .. })), "{unknown:?}");
+    assert!(
+        matches!(
+            unknown,
+            Err(Error::Connect(ConnectError::Unreachable { .. }))
+        ),
+        "{unknown:?}"
+    );
 }
 
 /// A virtual machine, as far as the network is concerned: a port of a logical switch.

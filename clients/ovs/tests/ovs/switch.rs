@@ -8,7 +8,7 @@ use cobalt_ovs::ovsdb::vswitch::{self, Bridge, Interface, Manager, OpenVswitch, 
 use cobalt_ovs::ovsdb::{
     ChangeKind, Condition, Connection, Monitor, Operation, Row, Select, Table, Tables, Until, Value,
 };
-use cobalt_ovs::{Error, Identity, Options, Remote, Tls, Unixctl};
+use cobalt_ovs::{ConnectError, Error, Identity, Options, Remote, Tls, Unixctl};
 
 use crate::{Host, TestLab, Watcher, corpus, faults, flows, patient, proxy};
 
@@ -373,7 +373,10 @@ async fn certificates_open_the_door(lab: &TestLab, host: &Host) {
         };
         let refused = async { Connection::open(&remote, &options).await?.ping().await };
         let refused = refused.await.unwrap_err();
-        let expected = matches!(refused, Error::Tls { .. } | Error::Closed(_));
+        let expected = matches!(
+            refused,
+            Error::Connect(ConnectError::Tls { .. }) | Error::Closed(_)
+        );
         assert!(expected, "{what}: {refused}");
     }
     lab.sh(&host.name, "ovs-vsctl --no-wait del-manager -- del-ssl")
