@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use cobalt_api::ovsnode::{Diagnostics, OvsNode};
+use cobalt_wire::AnotherCertificate;
 use http::header::{AUTHORIZATION, HOST};
 use http::{HeaderValue, Method, Request, StatusCode, Uri};
 use http_body_util::{BodyExt, Empty, Limited};
@@ -325,7 +326,7 @@ impl Agent {
 
     fn no_tls(&self, source: io::Error) -> Trouble {
         let url = self.url();
-        if pin::is_another(&source) {
+        if AnotherCertificate::of(&source).is_some() {
             return Trouble::Stranger { url };
         }
         Trouble::Tls {

@@ -2,17 +2,16 @@
 
 use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use cobalt_api::conditions::{Reason, Status};
 use cobalt_libvirt::{AdminConnection, Error, Options};
 use cobalt_runtime::chain;
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
-use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use cobalt_wire::AnotherCertificate;
+use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::sign::SingleCertAndKey;
-use rustls::{ClientConfig, DigitallySignedStruct, SignatureScheme};
+use rustls::{ClientConfig, DEFAULT_VERSIONS};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
@@ -98,8 +97,7 @@ async fn handshake(address: SocketAddr, node: &str, identity: &Identity) -> Seen
     let Some(wanted) = identity.key.cert.first() else {
         return Seen::Failed("there is no certificate to look for".to_owned());
     };
-    let pinned = Arc::new(Pinned::new(wanted.clone()));
-    let config = match client_config(&pinned, identity) {
+    let config = match client_config(wanted.clone(), identity) {
         Ok(config) => config,
         Err(error) => return Seen::Failed(chain(&error)),
     };
@@ -111,8 +109,8 @@ async fn handshake(address: SocketAddr, node: &str, identity: &Identity) -> Seen
     let mut stream = match connected {
         Ok(stream) => stream,
         Err(error) => {
-            return match pinned.another() {
-                Some(another) => Seen::Another(another),
+            return match AnotherCertificate::of(&error) {
+                Some(AnotherCertificate(found)) => Seen::Another(name_of(found)),
                 None => Seen::Failed(chain(&error)),
             };
         }
@@ -128,89 +126,24 @@ async fn handshake(address: SocketAddr, node: &str, identity: &Identity) -> Seen
     }
 }
 
-fn client_config(pinned: &Arc<Pinned>, identity: &Identity) -> Result<ClientConfig, rustls::Error> {
-    let verifier: Arc<dyn ServerCertVerifier> = Arc::<Pinned>::clone(pinned);
-    let config = ClientConfig::builder_with_provider(Arc::clone(&pinned.provider))
-        .with_safe_default_protocol_versions()?
-        .dangerous()
-        .with_custom_certificate_verifier(verifier)
-        .with_client_cert_resolver(Arc::new(SingleCertAndKey::from(Arc::clone(&identity.key))));
-    Ok(config)
-}
-
-/// Accepts one certificate only: stricter than any authority, and it tells what it saw instead.
-#[derive(Debug)]
-struct Pinned {
+/// Accepts one certificate only: stricter than any authority.
+fn client_config(
     wanted: CertificateDer<'static>,
-    another: Mutex<Option<String>>,
-    provider: Arc<CryptoProvider>,
+    identity: &Identity,
+) -> Result<ClientConfig, rustls::Error> {
+    let config = cobalt_wire::pinned(DEFAULT_VERSIONS, move |found| *found == wanted)?;
+    let own = SingleCertAndKey::from(Arc::clone(&identity.key));
+    Ok(config.with_client_cert_resolver(Arc::new(own)))
 }
 
-impl Pinned {
-    fn new(wanted: CertificateDer<'static>) -> Self {
-        Self {
-            wanted,
-            another: Mutex::new(None),
-            provider: Arc::new(rustls::crypto::ring::default_provider()),
-        }
-    }
-
-    fn another(&self) -> Option<String> {
-        let another = self.another.lock();
-        another.unwrap_or_else(PoisonError::into_inner).clone()
-    }
-}
-
-impl ServerCertVerifier for Pinned {
-    fn verify_server_cert(
-        &self,
-        end_entity: &CertificateDer<'_>,
-        _intermediates: &[CertificateDer<'_>],
-        _server_name: &ServerName<'_>,
-        _ocsp_response: &[u8],
-        _now: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        if *end_entity == self.wanted {
-            return Ok(ServerCertVerified::assertion());
-        }
-        let another = match X509Certificate::from_der(end_entity) {
-            Ok((_, found)) => {
-                format!(
-                    "\"{}\" with the serial number {}",
-                    found.subject(),
-                    found.raw_serial_as_string()
-                )
-            }
-            Err(_) => "one that cannot be read".to_owned(),
-        };
-        *self.another.lock().unwrap_or_else(PoisonError::into_inner) = Some(another);
-        Err(rustls::Error::General("another certificate".to_owned()))
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let algorithms = &self.provider.signature_verification_algorithms;
-        verify_tls12_signature(message, certificate, signature, algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let algorithms = &self.provider.signature_verification_algorithms;
-        verify_tls13_signature(message, certificate, signature, algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.provider
-            .signature_verification_algorithms
-            .supported_schemes()
+fn name_of(certificate: &CertificateDer<'_>) -> String {
+    match X509Certificate::from_der(certificate) {
+        Ok((_, found)) => format!(
+            "\"{}\" with the serial number {}",
+            found.subject(),
+            found.raw_serial_as_string()
+        ),
+        Err(_) => "one that cannot be read".to_owned(),
     }
 }
 

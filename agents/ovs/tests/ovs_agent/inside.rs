@@ -11,13 +11,12 @@ use std::time::Duration;
 
 use axum::body::Bytes;
 use axum::http::{Method, Request, Response, StatusCode};
+use cobalt_wire::AnotherCertificate;
 use http_body_util::{BodyExt, Empty};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::CryptoProvider;
-use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use rustls::{ClientConfig, DigitallySignedStruct, SignatureScheme};
+use rustls::DEFAULT_VERSIONS;
+use rustls::pki_types::ServerName;
 use sha2::{Digest, Sha256};
 use tokio::task::JoinHandle;
 
@@ -92,57 +91,9 @@ impl Drop for Door {
     }
 }
 
-/// Takes one certificate, by its hash, and no other.
-#[derive(Debug)]
-struct Pin {
-    sha256: String,
-    provider: Arc<CryptoProvider>,
-}
-
-impl ServerCertVerifier for Pin {
-    fn verify_server_cert(
-        &self,
-        end_entity: &CertificateDer<'_>,
-        _intermediates: &[CertificateDer<'_>],
-        _server_name: &ServerName<'_>,
-        _ocsp_response: &[u8],
-        _now: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        let hash = Sha256::digest(end_entity);
-        let hash: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
-        if hash == self.sha256 {
-            return Ok(ServerCertVerified::assertion());
-        }
-        Err(rustls::Error::General(format!(
-            "another certificate: {hash}"
-        )))
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let algorithms = &self.provider.signature_verification_algorithms;
-        rustls::crypto::verify_tls12_signature(message, cert, dss, algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let algorithms = &self.provider.signature_verification_algorithms;
-        rustls::crypto::verify_tls13_signature(message, cert, dss, algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.provider
-            .signature_verification_algorithms
-            .supported_schemes()
-    }
+/// The hash of a certificate, as an OVSNode has it.
+fn sha256(certificate: &[u8]) -> String {
+    format!("{:x}", Sha256::digest(certificate))
 }
 
 /// Who asks an agent.
@@ -188,20 +139,16 @@ impl Asker {
             Some(network) => network.connect(self.address)?,
             None => tokio::net::TcpStream::connect(self.address).await?,
         };
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let pin = Pin {
-            sha256: self.sha256.clone(),
-            provider: Arc::clone(&provider),
-        };
-        let config = ClientConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .map_err(io::Error::other)?
-            .dangerous()
-            .with_custom_certificate_verifier(Arc::new(pin))
-            .with_no_client_auth();
+        let pin = self.sha256.clone();
+        let config = cobalt_wire::pinned(DEFAULT_VERSIONS, move |found| sha256(found) == pin);
+        let config = config.map_err(io::Error::other)?.with_no_client_auth();
         let name = ServerName::from(self.address.ip());
         let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
-        let stream = connector.connect(name, stream).await?;
+        let stream = connector.connect(name, stream).await;
+        let stream = stream.map_err(|error| match AnotherCertificate::of(&error) {
+            Some(found) => io::Error::other(format!("another certificate: {}", sha256(&found.0))),
+            None => error,
+        })?;
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
             .await
             .map_err(io::Error::other)?;
