@@ -6,6 +6,8 @@ mod r#gen;
 mod images;
 mod sbom;
 mod test;
+#[cfg(test)]
+mod weaknesses;
 
 use std::process::ExitCode;
 
