@@ -11,6 +11,8 @@ pub struct Report {
     ignored: u64,
     programs: u64,
     failures: Vec<String>,
+    /// How long each program ran, by its own account.
+    suites: Vec<(String, f64)>,
     /// How many failures there were when the current command began.
     before: usize,
     program: Option<Program>,
@@ -60,6 +62,8 @@ impl Report {
             program.ended = true;
             self.passed += count(counts, "passed");
             self.ignored += count(counts, "ignored");
+            self.suites
+                .extend(seconds(counts).map(|seconds| (program.name.clone(), seconds)));
         } else if line == "failures:" {
             program.list.clear();
             program.in_list = true;
@@ -119,6 +123,11 @@ impl Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut suites: Vec<_> = self.suites.iter().filter(|suite| suite.1 >= 1.0).collect();
+        suites.sort_by(|a, b| b.1.total_cmp(&a.1));
+        for (name, seconds) in suites {
+            writeln!(f, "{seconds:7.0} s  {name}")?;
+        }
         for failure in &self.failures {
             writeln!(f, "FAILED  {failure}")?;
         }
@@ -142,6 +151,12 @@ fn program(line: &str) -> Option<String> {
     let file = path.strip_suffix(')')?.rsplit('/').next()?;
     let name = file.rsplit_once('-').map_or(file, |(name, _)| name);
     Some(format!("{name} ({source})"))
+}
+
+/// How long a program ran: `ok. 3 passed; ...; finished in 0.25s`.
+fn seconds(counts: &str) -> Option<f64> {
+    let (_, seconds) = counts.rsplit_once("finished in ")?;
+    seconds.trim_end_matches('s').parse().ok()
 }
 
 /// The number before a word: `FAILED. 3 passed; 1 failed; ...`.

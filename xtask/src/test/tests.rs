@@ -107,6 +107,25 @@ fn nothing_failed_where_everything_passed() {
 }
 
 #[test]
+fn suites_are_listed_by_their_time_and_those_under_a_second_are_left_out() {
+    let mut report = Report::default();
+    for (name, seconds) in [("quick", "0.99"), ("short", "1.20"), ("long", "312.49")] {
+        report.read(&format!(
+            "     Running tests/{name}.rs (target/{name}-0123)"
+        ));
+        report.read(&format!(
+            "test result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; \
+             finished in {seconds}s"
+        ));
+    }
+    assert_eq!(
+        report.to_string(),
+        "    312 s  long (tests/long.rs)\n      1 s  short (tests/short.rs)\n\
+         3 passed, 0 failed, 0 ignored, in 3 programs"
+    );
+}
+
+#[test]
 fn property_tests_get_the_same_cases_in_every_run() {
     let cases = || {
         // What `proptest!` makes of a test's own configuration.
