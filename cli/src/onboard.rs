@@ -223,7 +223,7 @@ fn line(object: &Hypervisor) -> String {
     };
     let phase = phase_word(status);
     match wait(status) {
-        Some(wait) => format!("{phase}, waiting for {wait}"),
+        Some(wait) => format!("{phase}, waiting: {wait}"),
         None => phase,
     }
 }
@@ -243,7 +243,7 @@ fn overview(hosts: &[Hypervisor], now: Timestamp) -> String {
             let status = host.status.as_ref();
             let wait_for = match status {
                 Some(status) => wait(status).unwrap_or_else(|| "-".to_owned()),
-                None => "the operator to see it".to_owned(),
+                None => "the operator has not seen it yet".to_owned(),
             };
             let status = status.unwrap_or(&nothing);
             let since = status.waiting_for.as_ref();
@@ -362,7 +362,7 @@ mod tests {
 NAME  PHASE    SINCE  WAITING FOR
 hv1   Active   -      -
 hv2   Testing  1m30s  the test [2J server
-hv10  unknown  -      the operator to see it
+hv10  unknown  -      the operator has not seen it yet
 ";
         assert_eq!(overview(&hosts, at(100)), expected);
         assert!(overview(&[], at(0)).contains(labels::VIRT_DRIVER));

@@ -130,9 +130,9 @@ async fn examined(cluster: &Cluster, made: &Eviction) -> Result<EvictionStatus> 
                 }
                 let wait = status.waiting_for.as_ref();
                 let wait = wait.and_then(|wait| wait.message.as_deref());
-                let wait = clean(wait.unwrap_or("the operator to examine it"));
+                let wait = clean(wait.unwrap_or("the operator has not examined it yet"));
                 if said != wait {
-                    eprintln!("{node}: waiting for {wait}");
+                    eprintln!("{node}: waiting: {wait}");
                     said = wait;
                 }
             }

@@ -226,7 +226,7 @@ fn way(host: &Hypervisor, under_way: &[String]) -> Way {
     }
     if !under_way.is_empty() {
         let names = under_way.join(", ");
-        return Way::Waiting(format!("the Eviction {names} to be called off"));
+        return Way::Waiting(format!("the Eviction {names} is still being cancelled"));
     }
     let all = conditions_of(host);
     let said = |condition| {
@@ -237,11 +237,13 @@ fn way(host: &Hypervisor, under_way: &[String]) -> Way {
     };
     if is_said_to_evict(host) {
         return Way::Waiting(
-            said(Type::Evicting).unwrap_or_else(|| "the operator to take it back".to_owned()),
+            said(Type::Evicting)
+                .unwrap_or_else(|| "the operator has not taken it back yet".to_owned()),
         );
     }
     if conditions::is_true(all, Type::HypervisorDisabled) {
-        let text = said(Type::HypervisorDisabled).unwrap_or_else(|| "Nova to enable it".to_owned());
+        let text = said(Type::HypervisorDisabled)
+            .unwrap_or_else(|| "Nova has not enabled it yet".to_owned());
         if conditions::reason(all, Type::HypervisorDisabled) == Some(Reason::Failed) {
             let message = conditions::find(all, Type::HypervisorDisabled);
             let message = message.map_or(text, |found| clean(&found.message));
@@ -324,7 +326,7 @@ async fn follow(cluster: &Cluster, node: &str, format: Format) -> Result<bool> {
                 return Ok(false);
             }
             Way::Waiting(what) if what != said => {
-                format.progress(&format!("{node}: waiting for {what}\n"));
+                format.progress(&format!("{node}: waiting: {what}\n"));
                 said = what;
             }
             Way::Waiting(_) => {}
@@ -473,7 +475,7 @@ mod tests {
             (
                 host(M::Unset, &[enabled]),
                 &["hv1".to_owned()],
-                waiting("the Eviction hv1 to be called off"),
+                waiting("the Eviction hv1 is still being cancelled"),
             ),
             (
                 host(M::Unset, &[EVICTING, disabled(Reason::Succeeded)]),

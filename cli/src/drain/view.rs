@@ -54,7 +54,7 @@ impl Drain {
             return None;
         }
         let Some(status) = &self.status else {
-            return Some("the operator to begin".to_owned());
+            return Some("the operator has not begun yet".to_owned());
         };
         let wait = status.waiting_for.as_ref()?;
         Some(clean(wait.message.as_deref().unwrap_or(&wait.reason)))
@@ -164,7 +164,7 @@ fn details(drain: &Drain, now: Timestamp) -> Vec<String> {
             .and_then(|status| status.waiting_for.as_ref())
             .map(|wait| format!(", since {}", span(wait.since.0, now)))
             .unwrap_or_default();
-        lines.push(format!("  waiting for {wait}{since}"));
+        lines.push(format!("  waiting: {wait}{since}"));
     }
     let of = |state| drain.rows().iter().filter(move |row| row.state == state);
     let shown = || {
@@ -241,7 +241,7 @@ pub fn changes(before: &Drain, after: &Drain) -> Vec<String> {
     let (was, is) = (before.wait(), after.wait());
     if after.outcome.is_none() && was != is {
         lines.push(match is {
-            Some(wait) => format!("{node}: waiting for {wait}"),
+            Some(wait) => format!("{node}: waiting: {wait}"),
             None => format!("{node}: the wait is over"),
         });
     }
@@ -455,12 +455,12 @@ mod tests {
                 blocked("stuck"),
                 failed("broken"),
             ]),
-            "room on hv2",
+            "no room on hv2",
         );
         seen.status.as_mut().unwrap().eta = Some(Time(at(280)));
         let expected = "\
 hv1  [###-----------------]  1/6 moved, 2 moving, 1 pending, 1 blocked, 1 failed; about 3m20s left; 1m20s so far
-  waiting for room on hv2, since 30s
+  waiting: no room on hv2, since 30s
   web-1     [#####-----]  50%  hv1 -> hv2, live, 20s
   database                     hv1 -> hv2, live, attempt 2, 20s
   broken    failed: the target vanished
@@ -490,7 +490,7 @@ hv1  [###-----------------]  1/6 moved, 2 moving, 1 pending, 1 blocked, 1 failed
         let expected = "\
 hv1  [--------------------]  no instances
 hv1  [--------------------]  no instances
-  waiting for the operator to begin
+  waiting: the operator has not begun yet
 hv1  [--------------------]  no instances; 5s so far
   the API server does not answer
 hv1  Succeeded: 1/1 moved";
@@ -532,7 +532,7 @@ hv1  Succeeded: 1/1 moved";
         };
         let begun = waiting(
             drain(vec![row("a", InstanceState::Pending), blocked("b")]),
-            "room on hv2",
+            "no room on hv2",
         );
         let moves = drain(vec![on_its_way("a", Some(10), 1), blocked("b")]);
         let progress = drain(vec![on_its_way("a", Some(90), 1), blocked("b")]);
@@ -547,13 +547,17 @@ hv1  Succeeded: 1/1 moved";
         moved.state = InstanceState::Moved;
         let moved = drain(vec![moved, blocked("b")]);
         let cases: [(&Drain, &Drain, &[&str]); 10] = [
-            (&unseen, &fresh, &["hv1: waiting for the operator to begin"]),
+            (
+                &unseen,
+                &fresh,
+                &["hv1: waiting: the operator has not begun yet"],
+            ),
             (
                 &fresh,
                 &begun,
                 &[
                     "hv1: b is blocked: NoCapacity: no host has 64 GiB",
-                    "hv1: waiting for room on hv2",
+                    "hv1: waiting: no room on hv2",
                 ],
             ),
             (&begun, &begun, &[]),

@@ -341,15 +341,17 @@ async fn a_drain_is_begun_as_the_operator_would_and_told_line_by_line() {
 
     // Each write is seen before the next one: a watch may leave out what is in between.
     let mut session = session;
-    session.says("waiting for the operator to begin").await;
-    let wait = json!({ "reason": "Target", "message": "room", "since": "2026-01-01T00:00:00Z" });
+    session
+        .says("waiting: the operator has not begun yet")
+        .await;
+    let wait = json!({ "reason": "Target", "message": "no room", "since": "2026-01-01T00:00:00Z" });
     let rows = json!([row("a", "Pending"), blocked("b\u{1b}[2J")]);
     engine
         .writes(
             json!({ "startedAt": "2026-01-01T00:00:00Z", "waitingFor": wait, "instances": rows }),
         )
         .await;
-    session.says("waiting for room\n").await;
+    session.says("waiting: no room\n").await;
     let rows = |progress| json!([moving("a", progress), blocked("b\u{1b}[2J")]);
     engine
         .writes(json!({ "waitingFor": null, "instances": rows(1) }))
@@ -365,9 +367,9 @@ async fn a_drain_is_begun_as_the_operator_would_and_told_line_by_line() {
     let expected = format!(
         "\
 {host}: the drain begins: the host is taken out of service and its instances are moved away
-{host}: waiting for the operator to begin
+{host}: waiting: the operator has not begun yet
 {host}: b [2J is blocked: NoCapacity: no host has room
-{host}: waiting for room
+{host}: waiting: no room
 {host}: a is moving: here -> there, live
 {host}: the wait is over
 {host}: a has moved: here -> there, live
@@ -660,7 +662,7 @@ async fn without_a_terminal_an_interrupt_leaves_the_drain_running() {
     let world = world().await;
     let host = world.host("left").await;
     let mut session = world.start(&["drain", &host, "--wait"]);
-    session.says("waiting for the operator").await;
+    session.says("waiting: the operator").await;
     session.signal(Signal::INT);
     session
         .end()
@@ -677,7 +679,7 @@ async fn a_deleted_eviction_is_a_cancelled_drain() {
     let world = world().await;
     let host = world.host("deleted").await;
     let mut session = world.start(&["drain", &host, "--wait"]);
-    session.says("waiting for the operator").await;
+    session.says("waiting: the operator").await;
     let params = DeleteParams::default();
     world.evictions().delete(&host, &params).await.unwrap();
     session.end().await.expect(5, &["its Eviction was deleted"]);
@@ -698,7 +700,7 @@ async fn a_terminal_shows_a_frame_that_fits_and_ends_with_the_table() {
     let host = world.host("frame").await;
     let mut session = world.start_on_terminal(70, 8, &["drain", &host, "--wait"]);
     let engine = FakeEngine::of(&world, &host).await;
-    session.says("waiting for the operator").await;
+    session.says("waiting: the operator").await;
     let rows: Vec<Value> = (0..30).map(|n| moving(&format!("vm-{n}"), n)).collect();
     engine.writes(json!({ "instances": rows })).await;
     session.says("vm-0").await;
@@ -720,7 +722,7 @@ async fn on_a_terminal_an_interrupt_is_a_question() {
     for answer in ["l\n", "\u{3}", "\u{4}"] {
         let host = world.host("asked").await;
         let mut session = world.start_on_terminal(100, 20, &["drain", &host, "--wait"]);
-        session.says("waiting for the operator").await;
+        session.says("waiting: the operator").await;
         session.types("\u{3}").await;
         session.says("running (so does Ctrl-C): ").await;
         if answer == "l\n" {
@@ -756,7 +758,7 @@ async fn on_a_terminal_an_interrupt_is_a_question() {
     let host = world.host("ends").await;
     let mut session = world.start_on_terminal(100, 20, &["drain", &host, "--wait"]);
     let engine = FakeEngine::of(&world, &host).await;
-    session.says("waiting for the operator").await;
+    session.says("waiting: the operator").await;
     session.types("\u{3}").await;
     session.says("running (so does Ctrl-C): ").await;
     engine.ends(Outcome::Succeeded, json!([])).await;
@@ -791,9 +793,7 @@ async fn undrain_puts_a_host_back_and_says_what_it_waits_for() {
 
     let mut session = world.start(&["undrain", &host, "--wait"]);
     session.says("goes back into service").await;
-    session
-        .says(&format!("waiting for the Eviction {host}"))
-        .await;
+    session.says(&format!("waiting: the Eviction {host}")).await;
     let object = world.hypervisor(&host).await;
     assert_eq!(object.spec.maintenance, None);
     assert_eq!(object.spec.maintenance_reason, None);
@@ -806,11 +806,11 @@ async fn undrain_puts_a_host_back_and_says_what_it_waits_for() {
         .ends(Outcome::Cancelled, json!([row("a", "Cancelled")]))
         .await;
     session.says("a stays: the drain was cancelled").await;
-    session.says("waiting for 1 to go").await;
+    session.says("waiting: 1 to go").await;
     let params = DeleteParams::default();
     world.evictions().delete(&host, &params).await.unwrap();
     world.host_status(&host, said(false, Status::True)).await;
-    session.says("waiting for kept").await;
+    session.says("waiting: kept").await;
     world.host_status(&host, said(false, Status::False)).await;
     session.end().await.expect(0, &["back in service"]);
 
@@ -846,9 +846,7 @@ async fn undrain_cancels_what_nobody_else_takes_back_and_refuses_what_is_no_drai
     let eviction = world.evictions().get(&name).await.unwrap();
     assert!(eviction.spec.cancel());
     let mut session = world.start(&["undrain", &host, "--wait"]);
-    session
-        .says(&format!("waiting for the Eviction {name}"))
-        .await;
+    session.says(&format!("waiting: the Eviction {name}")).await;
     let engine = FakeEngine {
         world: &world,
         eviction: name,
@@ -885,7 +883,7 @@ async fn undrain_cancels_what_nobody_else_takes_back_and_refuses_what_is_no_drai
         .host_status(&host, json!({ "conditions": [running] }))
         .await;
     let mut session = world.start(&["undrain", &host, "--wait"]);
-    session.says("waiting for 1 to go").await;
+    session.says("waiting: 1 to go").await;
     world
         .change_host(&host, json!({ "maintenance": "ha" }))
         .await;
@@ -900,7 +898,7 @@ async fn a_drain_is_followed_across_an_outage_of_the_api_server() {
     let world = World::of(&kubeconfig).await;
     let host = world.host("outage").await;
     let mut session = world.start(&["drain", &host, "--wait"]);
-    session.says("waiting for the operator").await;
+    session.says("waiting: the operator").await;
     lab.fault(Fault::Kill, "hypervisor/apiserver")
         .await
         .unwrap();
