@@ -1,5 +1,6 @@
 //! Labs for tests. Each ends with the process that uses it, however that ends.
 
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::Output;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -30,6 +31,24 @@ impl ApiServer {
     /// An admin client.
     pub async fn client(&self) -> Result<kube::Client> {
         cluster::client(&self.kubeconfig).await
+    }
+}
+
+/// A port of loopback that nobody listens on, for a program that is started with it.
+///
+/// It is below those that the system gives to connections, so that none of them takes it meanwhile;
+/// and each process of tests begins to look elsewhere.
+pub fn free_port() -> SocketAddr {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let first = std::process::id().wrapping_mul(40_503);
+    loop {
+        let next = first.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
+        let port = 10_000 + u16::try_from(next % 20_000).unwrap_or(0);
+        if let Ok(listener) = TcpListener::bind((Ipv4Addr::LOCALHOST, port))
+            && let Ok(address) = listener.local_addr()
+        {
+            return address;
+        }
     }
 }
 

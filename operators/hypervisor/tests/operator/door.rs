@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use axum::body::{Body, Bytes};
 use axum::extract::{Request, State};
 use axum::response::Response;
+use cobalt_lab::testing::free_port;
 use http_body_util::{BodyExt, Full};
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
@@ -144,7 +145,7 @@ impl ShutDoors {
                 cloud.endpoint("compute").await,
                 cloud.endpoint("placement").await,
             ],
-            ports: [crate::support::free_port(), crate::support::free_port()],
+            ports: [free_port(), free_port()],
         }
     }
 

@@ -14,6 +14,7 @@ use cobalt_api::eviction::{
 use cobalt_api::hypervisor::{Hypervisor, Phase};
 use cobalt_api::migration::{Migration, MigrationResult, Role};
 use cobalt_api::names::leases;
+use cobalt_lab::testing::free_port;
 use cobalt_openstack::Client;
 use cobalt_openstack::compute::{
     NewServer, NewServerNetworks, RootDisk, ServerStatus, ServiceState, ServiceStatus,
@@ -28,7 +29,7 @@ use tokio::process::{Child, Command};
 
 use crate::cloud::{Cloud, NODES, region};
 use crate::evictions::{reasons, row};
-use crate::support::{PATIENCE, Site, free_port, until};
+use crate::support::{PATIENCE, Site, until};
 
 const HOSTS: [&str; 2] = ["hv1", "hv2"];
 

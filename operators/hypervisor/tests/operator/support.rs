@@ -1,7 +1,7 @@
 //! What the tests share: an API server with our kinds, Nodes, and operators as processes. Each test
 //! has a partition of its own, as operators in one cluster have: a label selector.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -14,7 +14,7 @@ use cobalt_api::conditions::{
 use cobalt_api::eviction::{Eviction, EvictionSpec};
 use cobalt_api::hypervisor::{Hypervisor, Phase};
 use cobalt_api::names::{FieldManager, annotations, labels};
-use cobalt_lab::testing::{ApiServer, api_server, install_definitions};
+use cobalt_lab::testing::{ApiServer, api_server, free_port, install_definitions};
 use futures::StreamExt;
 use http_body_util::{BodyExt, Full};
 use hyper_util::client::legacy::connect::HttpConnector;
@@ -455,12 +455,6 @@ async fn fake_agent(client: Client, name: String) {
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
     }
-}
-
-/// A port of loopback that nobody listens on.
-pub fn free_port() -> SocketAddr {
-    let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    listener.local_addr().unwrap()
 }
 
 /// A running operator. It ends with the test.

@@ -1,13 +1,13 @@
 //! What the tests share: a namespace with the chart's account in it, Nodes, Pods, and injectors as
 //! processes that use that account. Each test has Pods of its own, by a label.
 
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use cobalt_lab::testing::{ApiServer, api_server};
+use cobalt_lab::testing::{ApiServer, api_server, free_port};
 use http_body_util::{BodyExt, Empty};
 use hyper_util::client::legacy::Client as Http;
 use hyper_util::rt::TokioExecutor;
@@ -325,9 +325,4 @@ impl Injector {
         let writes = self.metric("cobalt_labels_injector_writes_total").await;
         writes.unwrap()
     }
-}
-
-fn free_port() -> SocketAddr {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    listener.local_addr().unwrap()
 }
