@@ -12,7 +12,7 @@ use kube::ResourceExt;
 use kube::api::DeleteParams;
 use serde_json::json;
 
-use crate::cloud::ZONE;
+use crate::cloud::{TEST_AGGREGATE, ZONE};
 use crate::door::{Call, Doors, Fate, ShutDoors};
 use crate::support::{Operator, Site, Waits, unique, until};
 
@@ -796,4 +796,39 @@ async fn a_node_that_comes_back_brings_its_host_back_into_service() {
     let server = site.cloud.client().compute().server(&vm).await.unwrap();
     assert_eq!(server.host.as_deref(), Some(host.as_str()));
     site.cloud.delete(&vm).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_host_that_gets_a_stray_server_is_tested_all_the_same() {
+    let world = World::new("stray").await;
+    let site = &world.site;
+    let host = unique("stray");
+    // nova-compute registers enabled, and a tenant is faster than the operator.
+    site.cloud.add_host(&host).await;
+    let vm = site.cloud.boot(&unique("vm"), &host).await;
+    site.join(&site.node(&host, "true")).await;
+    // Its tests pass. Nova takes no host with a server into another zone; that is said, and nobody
+    // but the test project may use the host until then.
+    let waiting = site.hypervisor(&host, "waits for its zone", |object| {
+        let status = object.status.as_ref();
+        let all = status.map_or(&[][..], |status| status.conditions.as_slice());
+        conditions::reason(all, Type::Onboarding) == Some(Reason::Handover)
+            && conditions::reason(all, Type::AggregatesUpdated) == Some(Reason::Failed)
+    });
+    let waiting = waiting.await;
+    let text = said(&waiting, Type::AggregatesUpdated);
+    assert!(text.contains(ZONE), "{text}");
+    let aggregates = site.cloud.aggregates(&host).await;
+    let service = site.cloud.service(&host).await.unwrap();
+    let reserved = aggregates == [TEST_AGGREGATE];
+    assert!(
+        reserved || service.status == ServiceStatus::Disabled,
+        "{aggregates:?} {service:?}"
+    );
+    // Without the server it is tested as every new host is.
+    site.cloud.delete(&vm).await;
+    let object = site.phase(&host, Phase::Active).await;
+    assert_eq!(world.created(&host), 1, "its test server");
+    let record = object.annotations().get(annotations::ONBOARDED);
+    assert_eq!(record.map(String::as_str), Some("tested"));
 }
