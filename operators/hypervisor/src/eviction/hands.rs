@@ -4,9 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use cobalt_api::conditions::{self, HypervisorCondition};
 use cobalt_api::eviction::Eviction;
-use cobalt_api::hypervisor::Hypervisor;
 use cobalt_api::names::finalizers;
 use cobalt_openstack::compute::{
     ComputeService, Migration, MigrationFilter, Server, ServerFilter, ServerState, ServiceState,
@@ -14,7 +12,7 @@ use cobalt_openstack::compute::{
 };
 use cobalt_openstack::placement::{CandidateQuery, Resources};
 use cobalt_openstack::{Client as OpenStack, Error, Port, found};
-use cobalt_runtime::{Store, Term, chain, within};
+use cobalt_runtime::{Store, Term, chain};
 use jiff::{SignedDuration, Timestamp};
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client, ResourceExt};
@@ -324,8 +322,10 @@ impl Hands {
                 })
             }
             Action::ReadRunning => {
-                let running = self.running(&eviction.spec.hypervisor).await?;
-                Box::new(move |reads| reads.running = Some(Read { at, value: running }))
+                let host = &eviction.spec.hypervisor;
+                let report = witness::report(&self.client, host, DEADLINE).await;
+                let value = report.map_err(Failure::Kubernetes)?.running();
+                Box::new(move |reads| reads.running = Some(Read { at, value }))
             }
             Action::Move {
                 server,
@@ -424,22 +424,6 @@ impl Hands {
         let mut names = all.iter().map(|(key, row)| (key.name(), row));
         let found = names.find(|(name, row)| row.names(name).contains(&host));
         found.map_or(host, |(name, _)| name).to_owned()
-    }
-
-    /// Guests that the agent of the host sees running, if it is sure.
-    async fn running(&self, host: &str) -> Result<BTreeSet<String>, Failure> {
-        let api: Api<Hypervisor> = Api::all(self.client.clone());
-        let read = within(DEADLINE, api.get_opt(host)).await;
-        let status = read
-            .map_err(Failure::Kubernetes)?
-            .and_then(|object| object.status);
-        let status = status.unwrap_or_default();
-        let sure = conditions::is_true(&status.conditions, HypervisorCondition::LibVirtConnection);
-        let running = status
-            .instances
-            .into_iter()
-            .filter(|one| one.active && sure);
-        Ok(running.map(|one| one.id).collect())
     }
 
     async fn groups(&self, now: Timestamp) -> Vec<Group> {

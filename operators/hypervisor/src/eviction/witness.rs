@@ -217,6 +217,18 @@ impl Report {
         }
     }
 
+    /// The servers whose guests run, as far as anybody says so.
+    #[must_use]
+    pub fn running(&self) -> BTreeSet<String> {
+        let all = match self {
+            Self::Silent(_) => return BTreeSet::new(),
+            Self::Domains(all) => all.iter(),
+        };
+        all.filter(|(_, domain)| domain.runs)
+            .map(|(server, _)| server.clone())
+            .collect()
+    }
+
     /// What it says of one server. `None`: it cannot be asked.
     #[must_use]
     pub fn domain(&self, server: &str) -> Option<Option<&Domain>> {
@@ -354,6 +366,7 @@ mod tests {
         assert!(runs("a") && runs("b") && !runs("c") && !runs("d"));
         assert!(report.domain("c").unwrap().unwrap().crashed);
         assert_eq!(report.domain("e"), Some(None));
+        assert_eq!(report.running(), ["a", "b"].map(str::to_owned).into());
 
         let mut let_go = fresh.clone();
         let because = "the agent was told to end".to_owned();
@@ -372,6 +385,7 @@ mod tests {
             let said = report.silence().unwrap();
             assert!(said.contains(why), "{said}");
             assert_eq!(report.domain("a"), None);
+            assert_eq!(report.running(), BTreeSet::new());
         }
     }
 

@@ -1,21 +1,23 @@
 //! Hosts are emptied: real Nova moves the servers, in each state that a server can be in.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use cobalt_api::conditions::{self, EvictionCondition, Reason, Status, Wanted};
 use cobalt_api::eviction::{
     Eviction, EvictionInstance, EvictionSpec, EvictionStatus, InstanceState, Method, Outcome,
     Verdict,
 };
-use cobalt_api::hypervisor::Phase;
-use cobalt_api::names::{FieldManager, annotations, labels};
+use cobalt_api::hypervisor::{Hypervisor, Phase};
+use cobalt_api::names::{FieldManager, annotations, labels, leases};
 use cobalt_openstack::compute::{Migration, MigrationFilter, ServerFilter, ServerStatus};
 use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::events::v1::Event;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::runtime::wait::await_condition;
-use kube::{Api, ResourceExt};
-use serde_json::json;
+use kube::{Api, Client, ResourceExt};
+use serde_json::{Value, json};
 
 use crate::cloud::{Cloud, new_server, slow_cloud};
 use crate::door::{Doors, Fate};
@@ -235,32 +237,36 @@ impl Drain {
         }
     }
 
-    /// Says what the agent of the host would say of guests that run.
+    /// A stand-in for the agent of the host: from now on it sees these guests run, as long as Nova has
+    /// them here.
     pub async fn fake_guests(&self, ids: &[String]) {
-        let wanted = Wanted {
-            condition: conditions::HypervisorCondition::LibVirtConnection,
-            status: Status::True,
-            reason: Reason::Connected,
-            message: "said by a stand-in".to_owned(),
-            observed_generation: None,
-        };
+        let (client, host) = (self.site.client.clone(), self.source.clone());
+        let (nova, ids) = (self.site.cloud.client(), ids.to_vec());
         let guest = |id: &String| json!({ "id": id, "name": id, "active": true });
-        let status = json!({
-            "apiVersion": "kvm.cloud.sap/v1",
-            "kind": "Hypervisor",
-            "metadata": { "name": self.source },
-            "status": {
-                "numInstances": ids.len(),
-                "instances": ids.iter().map(guest).collect::<Vec<_>>(),
-                "conditions": [wanted.build(&[], Timestamp::now())],
-            },
+        let all: Vec<Value> = ids.iter().map(guest).collect();
+        self.site.make_namespace(leases::NODE_AGENT_NAMESPACE).await;
+        agent_says(&client, &host, &all).await;
+        tokio::spawn(async move {
+            let filter = ServerFilter {
+                host: Some(host.clone()),
+                all_projects: true,
+                ..ServerFilter::default()
+            };
+            let mut before = all;
+            loop {
+                // Nova tells nobody when a server has moved.
+                tokio::time::sleep(Duration::from_millis(200)).await;
+                let Ok(here) = nova.compute().servers(&filter).await else {
+                    continue;
+                };
+                let here = |id: &&String| here.iter().any(|server| server.id == **id);
+                let now: Vec<Value> = ids.iter().filter(here).map(guest).collect();
+                if now != before {
+                    agent_says(&client, &host, &now).await;
+                    before = now;
+                }
+            }
         });
-        let params = PatchParams::apply(FieldManager::NodeAgent.as_str()).force();
-        self.site
-            .hypervisors()
-            .patch_status(&self.source, &params, &Patch::Apply(&status))
-            .await
-            .unwrap();
     }
 
     pub async fn in_state(&self, server: &str, status: ServerStatus) {
@@ -277,6 +283,50 @@ impl Drain {
         self.site.cloud.server_action(server, action).await;
         self.in_state(server, status).await;
     }
+}
+
+/// Says what the agent of a host would say of libvirt's domains, with a heartbeat that lasts.
+pub async fn agent_says(client: &Client, host: &str, domains: &[Value]) {
+    agent_said(client, host, domains).await;
+    let lease = json!({
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": { "name": host },
+        "spec": {
+            "holderIdentity": "a stand-in", "leaseDurationSeconds": 600,
+            "renewTime": format!("{:.6}", Timestamp::now()),
+        },
+    });
+    let beats: Api<Lease> = Api::namespaced(client.clone(), leases::NODE_AGENT_NAMESPACE);
+    let params = PatchParams::apply(FieldManager::NodeAgent.as_str()).force();
+    let written = beats.patch(host, &params, &Patch::Apply(&lease)).await;
+    written.unwrap();
+}
+
+/// The same without a heartbeat, as of an agent that is dead.
+pub async fn agent_said(client: &Client, host: &str, domains: &[Value]) {
+    let connected = Wanted {
+        condition: conditions::HypervisorCondition::LibVirtConnection,
+        status: Status::True,
+        reason: Reason::Connected,
+        message: "said by a stand-in".to_owned(),
+        observed_generation: None,
+    };
+    let status = json!({
+        "apiVersion": "kvm.cloud.sap/v1",
+        "kind": "Hypervisor",
+        "metadata": { "name": host },
+        "status": {
+            "numInstances": domains.len(),
+            "instances": domains,
+            "conditions": [connected.build(&[], Timestamp::now())],
+        },
+    });
+    let params = PatchParams::apply(FieldManager::NodeAgent.as_str()).force();
+    let hypervisors: Api<Hypervisor> = Api::all(client.clone());
+    let status = Patch::Apply(&status);
+    let written = hypervisors.patch_status(host, &params, &status).await;
+    written.unwrap();
 }
 
 impl Drop for Drain {
@@ -778,7 +828,7 @@ async fn a_plan_says_no_when_the_answer_is_no_and_a_wrong_id_is_an_error() {
 
 /// A server of another host is moved in, or made here, or deleted, while the host is being emptied.
 #[tokio::test]
-async fn w8_servers_that_come_and_go_meanwhile_are_included() {
+async fn w3_servers_that_come_and_go_meanwhile_are_included() {
     let drain = Drain::new("comes", 2, &["--eviction-per-source", "1"]).await;
     let cloud = drain.site.cloud;
     let priority = [("cobalt:eviction_priority", "9")];

@@ -1,18 +1,15 @@
 //! A host is empty when Nova, Placement and libvirt agree, and not when Nova lists nothing.
 
-use cobalt_api::conditions::{HypervisorCondition, Reason, Status, Wanted};
 use cobalt_api::eviction::{EvictionSpec, EvictionStatus, InstanceState as State, Method, Outcome};
-use cobalt_api::names::{FieldManager, leases};
+use cobalt_api::names::leases;
 use cobalt_openstack::compute::{ServerFilter, ServerStatus};
-use jiff::Timestamp;
-use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::events::v1::Event;
 use kube::Api;
-use kube::api::{ListParams, Patch, PatchParams};
-use serde_json::{Value, json};
+use kube::api::ListParams;
+use serde_json::json;
 
 use crate::cloud::cell_cloud;
-use crate::evictions::{Drain, reasons, row};
+use crate::evictions::{Drain, agent_says, reasons, row};
 use crate::support::{unique, until};
 
 fn waits_for<'a>(reason: &'a str, what: &'a str) -> impl Fn(&EvictionStatus) -> bool {
@@ -121,46 +118,6 @@ async fn a_host_that_an_unconfirmed_resize_may_come_back_to_is_not_empty() {
     assert!(drain.is_empty().await);
 }
 
-/// Says what the agent of the host would say of libvirt's domains, with a heartbeat that lasts.
-async fn agent_says(drain: &Drain, domains: &[Value]) {
-    let host = drain.source.as_str();
-    let connected = Wanted {
-        condition: HypervisorCondition::LibVirtConnection,
-        status: Status::True,
-        reason: Reason::Connected,
-        message: "said by a stand-in".to_owned(),
-        observed_generation: None,
-    };
-    let status = json!({
-        "apiVersion": "kvm.cloud.sap/v1",
-        "kind": "Hypervisor",
-        "metadata": { "name": host },
-        "status": {
-            "numInstances": domains.len(),
-            "instances": domains,
-            "conditions": [connected.build(&[], Timestamp::now())],
-        },
-    });
-    let params = PatchParams::apply(FieldManager::NodeAgent.as_str()).force();
-    let hypervisors = drain.site.hypervisors();
-    let status = Patch::Apply(&status);
-    let written = hypervisors.patch_status(host, &params, &status).await;
-    written.unwrap();
-    let lease = json!({
-        "apiVersion": "coordination.k8s.io/v1",
-        "kind": "Lease",
-        "metadata": { "name": host },
-        "spec": {
-            "holderIdentity": "a stand-in", "leaseDurationSeconds": 600,
-            "renewTime": format!("{:.6}", Timestamp::now()),
-        },
-    });
-    let client = drain.site.client.clone();
-    let beats: Api<Lease> = Api::namespaced(client, leases::NODE_AGENT_NAMESPACE);
-    let written = beats.patch(host, &params, &Patch::Apply(&lease)).await;
-    written.unwrap();
-}
-
 #[tokio::test]
 async fn a_crashed_guest_is_moved_when_nova_has_noticed_and_not_before() {
     let drain = Drain::new("crashed", 1, &[]).await;
@@ -170,7 +127,7 @@ async fn a_crashed_guest_is_moved_when_nova_has_noticed_and_not_before() {
     let crashed = json!({
         "id": id, "name": "one", "active": false, "state": "shutoff", "reason": "crashed",
     });
-    agent_says(&drain, &[crashed]).await;
+    agent_says(&site.client, &drain.source, &[crashed]).await;
     drain.begin().await;
     let blocked = drain
         .eviction("it is blocked", |status| {
@@ -190,7 +147,7 @@ async fn a_crashed_guest_is_moved_when_nova_has_noticed_and_not_before() {
     drain
         .eviction("libvirt is waited for", waits_for("Libvirt", &id))
         .await;
-    agent_says(&drain, &[]).await;
+    agent_says(&site.client, &drain.source, &[]).await;
     let status = drain.ended(Outcome::Succeeded).await;
     let moved = row(&status, "one");
     assert_eq!(
