@@ -86,21 +86,25 @@ async fn an_interrupted_start_leaves_nothing() {
     for line in 1..=3 {
         let name = format!("interrupted{line}-{}", std::process::id());
         let mut up = Command::new(env!("CARGO_BIN_EXE_cobalt"))
-            .args(["lab", "up", "--with", "hypervisors,ovn", "--nodes", "1"])
+            // So many that the last of them boots for some seconds after the third line.
+            .args(["lab", "up", "--with", "hypervisors,ovn", "--nodes", "4"])
             .args(["--name", &name])
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
         let said = std::io::BufReader::new(up.stderr.take().unwrap());
         let mut lines = std::io::BufRead::lines(said);
-        for _ in 0..line {
+        lines.next().unwrap().unwrap();
+        // Not right before the signal: the lab might be ready by then.
+        let status = status_of(&name);
+        for _ in 1..line {
             lines.next().unwrap().unwrap();
         }
-        let status = status_of(&name);
         signal_pid(up.id(), Signal::INT).unwrap();
         // Whatever else it says must not keep it from ending.
         lines.for_each(drop);
-        assert!(!up.wait().unwrap().success());
+        let ended = up.wait().unwrap();
+        assert!(!ended.success(), "it was ready before the signal came");
         let after = Machine::of(&status);
         assert!(after.is_clean(), "{after:?}");
         assert!(cobalt_refused(&["lab", "env", "--name", &name]).contains("there is no lab"));
