@@ -104,6 +104,9 @@ async fn an_interrupted_start_leaves_nothing() {
         // Whatever else it says must not keep it from ending.
         lines.for_each(drop);
         let ended = up.wait().unwrap();
+        if ended.success() {
+            cobalt_ok(&["lab", "down", "--name", &name]);
+        }
         assert!(!ended.success(), "it was ready before the signal came");
         let after = Machine::of(&status);
         assert!(after.is_clean(), "{after:?}");
